@@ -234,3 +234,81 @@ pub fn version_name(version: TlsVersion) -> &'static str {
         TlsVersion::Dtls12 => "DTLS 1.2",
     }
 }
+
+/// Everything that this build can pin for `protocol` with `version`.
+pub fn combinations(protocol: Protocol, version: TlsVersion) -> impl Iterator<Item = Pinned> {
+    let legacy = version == TlsVersion::Dtls12;
+    let libraries = libraries(protocol).iter().copied();
+    libraries.filter(move |l| l.built_in() && l.versions().contains(&version)).flat_map(move |library| {
+        let fits =
+            move |libraries: &[Library], legacy_too: bool| libraries.contains(&library) && (!legacy || legacy_too);
+        let suites = SUITES.iter().filter(move |s| s.legacy == legacy);
+        suites.flat_map(move |suite| {
+            GROUPS.iter().filter(move |g| fits(g.libraries, g.legacy)).flat_map(move |group| {
+                let certificates = CERTIFICATES.iter().filter(move |c| fits(c.libraries, c.legacy));
+                certificates.map(move |certificate| Pinned { version, suite, group, certificate, library })
+            })
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use ciphertoll_wire::HttpVersion;
+
+    use super::*;
+
+    fn https(suite: &str, library: &str) -> Channel {
+        let security = Security {
+            version: TlsVersion::Tls13,
+            suite: suite.into(),
+            group: "X25519".into(),
+            certificate: "ECDSA-P256".into(),
+            library: library.into(),
+        };
+        Channel::Https { http: HttpVersion::Http1, security }
+    }
+
+    #[test]
+    fn an_unknown_suite_is_refused_with_what_would_be_accepted() {
+        let refusal = pin(&https("TLS_AES_512", "rustls")).unwrap_err();
+        assert_eq!(refusal.what, "suite `TLS_AES_512` is unknown");
+        assert_eq!(refusal.accepted.len(), 3);
+        assert!(!refusal.unsupported);
+    }
+
+    #[test]
+    fn a_suite_of_another_version_is_unsupported_not_unknown() {
+        let refusal = pin(&https("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "rustls")).unwrap_err();
+        assert!(refusal.unsupported, "{refusal:?}");
+    }
+
+    #[test]
+    fn a_dtls_library_is_not_offered_for_https() {
+        let refusal = pin(&https("TLS_AES_128_GCM_SHA256", "dimpl")).unwrap_err();
+        assert_eq!((refusal.accepted, refusal.unsupported), (vec!["rustls".to_owned()], true));
+    }
+
+    #[test]
+    fn names_and_numbers_are_unique() {
+        let mut codes: Vec<u16> = GROUPS.iter().map(|g| g.code).chain(SUITES.iter().map(|s| s.code)).collect();
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!(codes.len(), GROUPS.len() + SUITES.len());
+    }
+
+    #[test]
+    fn every_combination_pins() {
+        for pinned in combinations(Protocol::Https, TlsVersion::Tls13) {
+            let security = Security {
+                version: pinned.version,
+                suite: pinned.suite.name.into(),
+                group: pinned.group.name.into(),
+                certificate: pinned.certificate.name.into(),
+                library: pinned.library.name().into(),
+            };
+            let channel = Channel::Https { http: HttpVersion::Http1, security };
+            assert_eq!(pin(&channel).unwrap(), Some(pinned));
+        }
+    }
+}
