@@ -2,6 +2,7 @@
 //!
 //! One job line in, event lines out (crate `ciphertoll-wire`). This is the only crate that touches the world.
 
+mod floor;
 mod load;
 mod output;
 mod pacer;
@@ -27,6 +28,8 @@ commands:
   load      be the client of a load job
   channels  print what this build can do, as one JSON line
   speed     print how fast this machine seals with each suite, as one JSON line
+  floor RATE SECONDS
+            pace without any traffic and print the tool's own lag and processor time, as one JSON line
 
 A job is one JSON line, read from FILE or from standard input. What happens is printed as one JSON line per
 event. `ciphertoll` writes the jobs and reads the events; see schema/golden/ for an example of each.
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         ["serve" | "load", "--job", file] => run(words[0], Some(file)),
         ["channels"] => output::line(&serve::channels()),
         ["speed"] => output::line(&speed::speeds()),
+        ["floor", rate, seconds] => floor::run(rate, seconds),
         ["--version"] => output::text(&version()),
         ["--help" | "-h" | "help"] => output::text(HELP),
         _ => {

@@ -54,6 +54,11 @@ impl Paced {
     }
 }
 
+/// A wait longer than this lets the processor sleep deeply.
+const LONG_SLEEP: Nanos = Nanos(2_000_000);
+/// How long before the end of such a wait the processor is woken.
+const WAKE_UP: Nanos = Nanos(200_000);
+
 /// Waits for points of `CLOCK_MONOTONIC` by a timerfd: the runtime's own timers have a resolution of 1 ms.
 pub struct Waiter {
     timer: AsyncFd<OwnedFd>,
@@ -69,7 +74,17 @@ impl Waiter {
     }
 
     /// Returns at `when`, at once if that is past.
+    ///
+    /// A processor that has slept for long takes long to wake up, a virtual one over 100 us. A first alarm
+    /// shortly before wakes it, the second one is exact: no spinning, and a lag of microseconds.
     pub async fn until(&self, when: Nanos) -> std::io::Result<()> {
+        if when.since(clock::now()) > LONG_SLEEP {
+            self.alarm(Nanos(when.0 - WAKE_UP.0)).await?;
+        }
+        self.alarm(when).await
+    }
+
+    async fn alarm(&self, when: Nanos) -> std::io::Result<()> {
         if clock::now() >= when {
             return Ok(());
         }

@@ -84,7 +84,7 @@ async fn start(bind: &str, listener: &Listener, secrets: Option<(Pinned, Identit
         Channel::H3 { .. } => {
             let (socket, port) = listen_udp(address).await?;
             let (pinned, identity) = secrets.ok_or_else(|| Error::failed(Outcome::Unsupported, "h3 is never bare"))?;
-            h3::serve(socket.into_std().map_err(machine)?, &pinned, &identity)?;
+            spawn_local(h3::serve(socket.into_std().map_err(machine)?, &pinned, &identity)?);
             Ok(port)
         }
         Channel::Coap { coap } | Channel::Coaps { coap, .. } => {
