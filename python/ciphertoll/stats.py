@@ -108,12 +108,19 @@ def _woodruff_ranks(clusters: Sequence[Floats], at: float, p: float, level: floa
 
 
 def _read_off(pooled: Floats, p: float, ranks: tuple[int | None, int | None], level: float) -> Estimate:
+    import numpy as np
+
     value = _finite(float(pooled[point_rank(len(pooled), p) - 1]))
     low = _finite(float(pooled[ranks[0] - 1])) if ranks[0] else None
     high = _finite(float(pooled[ranks[1] - 1])) if ranks[1] else None
     status: Literal["ok", "no_upper_bound"] = "ok" if high is not None else "no_upper_bound"
-    bound = low if value is None else None
-    return Estimate(value, low, high, n=len(pooled), level=level, status=status, lower_bound=bound)
+    bound = low
+    if ranks[0] and low is None:  # even the low end is a lost exchange: the quantile exceeds all that were done
+        done = int(np.searchsorted(pooled, math.inf))
+        bound = float(pooled[done - 1]) if done else None
+    return Estimate(
+        value, low, high, n=len(pooled), level=level, status=status, lower_bound=None if value is not None else bound
+    )
 
 
 def run_quantile(samples: Floats, p: float) -> float | None:
