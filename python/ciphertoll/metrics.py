@@ -66,6 +66,7 @@ _ALL = (
     Metric("workload_cpu_percent", "%", "lower", "workload CPU", "%"),
     Metric("engine_pss_bytes", "B", "lower", "client PSS", "MiB", 2**20),
     Metric("achieved_hz", "1/s", "higher", "done", "1/s"),  # exchanges completed / measured time
+    Metric("completed", "1", "higher", "completed", "%", 0.01),  # exchanges completed / exchanges due
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
