@@ -370,7 +370,10 @@ class _Child:
         self._send(job)
 
     def next_event(self, deadline: float, awaited: str) -> dict[str, Any]:
-        """What it says next, progress left out; awaited is for the message. Raises what `Server.wait_ready` and `LoadRun.wait` say."""
+        """What it says next, progress left out; awaited is for the message.
+
+        Raises what `Server.wait_ready` and `LoadRun.wait` say.
+        """
         try:
             event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
