@@ -255,6 +255,14 @@ class LoadRun:
             self._take(deadline, f"begin its load within {timeout_s:g} s")
         return self._started
 
+    def sleep_until(self, at_ns: int) -> bool:
+        """Sleep until CLOCK_MONOTONIC reads at_ns, or less long if the job ends; whether it is still under way."""
+        while self._finished is None and (left_ns := at_ns - time.monotonic_ns()) > 0:
+            event = self._child.event_within(left_ns / NS)
+            if event is not None:
+                self._accept(event)
+        return self._finished is None
+
     def wait(self, timeout_s: float) -> Finished:
         """Wait until the job is over. Raises EngineDiedError if the engine died or is not done in time."""
         deadline = time.monotonic() + timeout_s
@@ -275,7 +283,9 @@ class LoadRun:
         self._child.kill()
 
     def _take(self, deadline: float, awaited: str) -> None:
-        event = self._child.next_event(deadline, awaited)
+        self._accept(self._child.next_event(deadline, awaited))
+
+    def _accept(self, event: dict[str, Any]) -> None:
         kind = event.pop("event")
         if kind == "hello":
             self.release = event["engine"]
@@ -374,12 +384,19 @@ class _Child:
 
         Raises what `Server.wait_ready` and `LoadRun.wait` say.
         """
-        try:
-            event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
+        event = self.event_within(deadline - time.monotonic())
+        if event is None:
             error = EngineDiedError(f"{self._name} did not {awaited}", hint=self._tail())
             self.kill()
-            raise error from None
+            raise error
+        return event
+
+    def event_within(self, timeout_s: float) -> dict[str, Any] | None:
+        """What it says next; None if that is nothing within the time."""
+        try:
+            event = self._events.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
         if event is None:
             raise self._died()
         if isinstance(event, CiphertollError):
