@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ciphertoll import engine
+from ciphertoll.engine import child
 from ciphertoll.errors import BugError, MachineError
 from ciphertoll.model import Channel, Idle, Load, Paced
 
@@ -104,7 +105,7 @@ def test_an_event_with_one_field_more_or_less_is_refused(event: dict[str, Any]) 
 
 
 def test_every_event_of_the_engine_has_a_golden_line() -> None:
-    assert {event["event"] for event in EVENTS} == set(engine._EVENTS)
+    assert {event["event"] for event in EVENTS} == set(child.EVENTS)
 
 
 @real
@@ -137,12 +138,12 @@ def without_place(wire: dict[str, Any]) -> dict[str, Any]:
 
 def ask(command: str, job: dict[str, Any]) -> dict[str, Any]:
     """What the engine says to a job, after its hello."""
-    with subprocess.Popen([engine.find(), command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdin
-        assert child.stdout
-        child.stdin.write(json.dumps(job).encode() + b"\n")
-        child.stdin.flush()
-        engine.parse_event(child.stdout.readline())
-        said = engine.parse_event(child.stdout.readline())
-        child.kill()
+    with subprocess.Popen([engine.find(), command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as asked:
+        assert asked.stdin
+        assert asked.stdout
+        asked.stdin.write(json.dumps(job).encode() + b"\n")
+        asked.stdin.flush()
+        engine.parse_event(asked.stdout.readline())
+        said = engine.parse_event(asked.stdout.readline())
+        asked.kill()
     return said
