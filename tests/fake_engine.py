@@ -41,6 +41,7 @@ def write(folder: Path, behaviour: str, *, serves: bool = False) -> Path:
     program.write_text(
         f"#!{sys.executable} -I\nimport os, signal, sys, time\n"
         "def say(line):\n    print(line, flush=True)\n"
+        "if sys.argv[1] == '--version':\n    say('ciphertoll-engine 0.1.0')\n    sys.exit()\n"
         f"sys.stdin.readline()\nif sys.argv[1] == 'serve':\n    {server}\nelse:\n    {body}\n"
     )
     program.chmod(0o755)
