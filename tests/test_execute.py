@@ -50,7 +50,7 @@ class Sensors:
     throttled: bool = False
     asked: list[int] = field(default_factory=list)
     stopped: int = 0
-    failures: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> None: ...
 

@@ -52,12 +52,12 @@ class Progress(Protocol):
 
 
 class Sampling(Protocol):
-    """Sensors that are read at an interval, and when asked."""
+    """Sensors that are read at an interval, and when asked. failures: those that stopped answering, and why."""
 
     @property
-    def failures(self) -> Any: ...
+    def failures(self) -> Mapping[str, str]: ...
     def start(self) -> None: ...
-    def sample_now(self) -> None: ...
+    def sample_now(self) -> object: ...
     def stop(self) -> list[Sample]: ...
 
 
@@ -266,7 +266,7 @@ class _Attempt:
         if sampling is not None:
             self.sensors = sampling.stop()
             if failures := sampling.failures:
-                self.facts["sensor_failures"] = [str(failure) for failure in failures]
+                self.facts["sensor_failures"] = dict(failures)
 
     def _started(self) -> Started | None:
         """When the load begins, as the engine says or, without one, from now on."""
