@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +54,12 @@ class Frames:
         part = folder / f"{FILE_NAME}.part"
         try:
             with part.open("wb") as file:
-                np.save(file, rows)
+                np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(rows))
+                file.write(rows.view(np.uint8).data)  # numpy's own writing loses the reason of a failure
             part.replace(folder / FILE_NAME)
         except OSError as error:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
             raise MachineError(
                 f"the frames of the workload cannot be written: {error.strerror or error}",
                 at=str(folder / FILE_NAME),
