@@ -43,6 +43,10 @@ class Running(Protocol):
         """
         ...
 
+    def frames(self) -> pl.DataFrame:
+        """What `stop` returns, also of a workload that ended by itself; no rows while it works."""
+        ...
+
     def kill(self) -> None:
         """End it and all that it started, at once."""
         ...

@@ -33,24 +33,24 @@ class Frames:
 
     def __init__(self) -> None:
         self._chunks: list[NDArray[np.void]] = [_chunk()]
-        self._used = 0  # rows of the last chunk
+        self._rows = 0
 
     def append(self, *row: int) -> None:
         """Add one row, in the order of `COLUMNS`."""
-        if self._used == _CHUNK_ROWS:
+        chunk, place = divmod(self._rows, _CHUNK_ROWS)
+        if chunk == len(self._chunks):
             self._chunks.append(_chunk())
-            self._used = 0
-        self._chunks[-1][self._used] = row
-        self._used += 1
+        self._chunks[chunk][place] = row
+        self._rows += 1  # last, so that a stop at any point leaves whole rows
 
     def __len__(self) -> int:
-        return (len(self._chunks) - 1) * _CHUNK_ROWS + self._used
+        return self._rows
 
     def save(self, folder: Path) -> None:
         """Write the record to `folder`; it appears whole or not at all. Raises MachineError if it cannot be written."""
         import numpy as np
 
-        rows = np.concatenate([*self._chunks[:-1], self._chunks[-1][: self._used]])
+        rows = np.concatenate(self._chunks)[: self._rows]
         part = folder / f"{FILE_NAME}.part"
         try:
             with part.open("wb") as file:
