@@ -208,19 +208,21 @@ def _decide(drafts: Sequence[_Draft]) -> list[Verdict]:
         adjusted = stats.holm([draft.ratio.p_value or 0.0 for draft in tested])
         p_of = {id(draft): p for draft, p in zip(tested, adjusted, strict=True)}
         for draft in family:
-            change = _change(draft, p_of.get(id(draft)))
+            change = _change(draft, p_of.get(id(draft)), len(tested))
             draft.row.changes.append(change)
             verdicts.append(_verdict(draft, change))
     return verdicts
 
 
-def _change(draft: _Draft, p_adjusted: float | None) -> Change:
+def _change(draft: _Draft, p_adjusted: float | None, family: int) -> Change:
     ratio, margin = draft.ratio, draft.margin
     better = metric_of(draft.metric).better or "lower"
     floor = draft.floor.log if draft.floor else None
     decision = stats.decide(ratio, better, p_adjusted=p_adjusted, margin=margin, floor_log=floor)
     n, greater = ratio.estimate.n, ratio.n_greater
-    needed = stats.blocks_needed(ratio, margin) if decision == "unclear" else None
+    needed = None
+    if decision == "unclear":
+        needed = stats.blocks_needed(ratio, margin, family=family, floor_log=floor)
     return Change(
         metric=draft.metric,
         against=draft.against,
