@@ -14,14 +14,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Variables of an enclosing virtual or conda environment would make maturin install there.
 unexport VIRTUAL_ENV CONDA_PREFIX
 
+OWN_TARGET := target
 # wolfSSL's configure takes neither a build folder nor a CONFIG_SITE whose path has a space in it.
 ifneq ($(word 2,$(CURDIR)),)
-export CARGO_TARGET_DIR := $(or $(CARGO_TARGET_DIR),$(HOME)/.cache/ciphertoll/$(shell pwd | cksum | cut -d' ' -f1))
-export CONFIG_SITE := $(CARGO_TARGET_DIR)/config.site
-else
-export CONFIG_SITE := $(CURDIR)/config.site
+OWN_TARGET := $(HOME)/.cache/ciphertoll/$(shell pwd | cksum | cut -d' ' -f1)
+export CARGO_TARGET_DIR := $(or $(CARGO_TARGET_DIR),$(OWN_TARGET))
 endif
-TARGET := $(or $(CARGO_TARGET_DIR),target)
+TARGET := $(or $(CARGO_TARGET_DIR),$(OWN_TARGET))
+# The copy is as good as the file: see the rule for it.
+export CONFIG_SITE := $(abspath $(TARGET))/config.site
 
 # One profile and one set of features everywhere: the C libraries are then built once.
 CARGO_FLAGS := --release --workspace --features wolfssl
@@ -40,7 +41,7 @@ RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) \
 
 help: ## Say what there is to make
 	@echo 'usage: make TARGET, or make run ARGS="--preset paper"'
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s%s\n", $$1, $$2}' Makefile
 
 run: $(PACKAGES) ## Set up, then measure: ciphertoll run $(ARGS)
 	@$(BIN)/ciphertoll run $(ARGS)
@@ -80,7 +81,7 @@ bench: $(DEV_PACKAGES) ## Set up, then measure ciphertoll itself
 setup: $(DEV_PACKAGES) ## Set up only, with the tools for development
 
 clean: ## Remove what was built and the virtual environment; results stay
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis python/*.egg-info '$(TARGET)'
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis python/*.egg-info '$(OWN_TARGET)'
 
 $(MACHINE): packaging/machine.sh
 	@bash packaging/machine.sh

@@ -47,10 +47,11 @@ install_missing() {
         as_root=(sudo)
     fi
     echo "installing with apt-get: ${missing[*]}"
-    "${as_root[@]}" apt-get update -q
+    # One broken source must not matter if the packages come from another.
+    "${as_root[@]}" apt-get update -q || echo 'apt-get update failed, going on with the lists that are there' >&2
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
         apt-get install -q -y --no-install-recommends "${missing[@]}" ||
-        stop "apt-get could not install: ${missing[*]}" 'install them by hand, then run make again'
+        stop "apt-get could not install: ${missing[*]}" 'have them installed by hand, then run make again'
 }
 
 # Where there is no apt, say what to install and do not guess what it is called there.

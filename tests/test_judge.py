@@ -10,7 +10,7 @@ import pytest
 
 from ciphertoll.errors import MachineError
 from ciphertoll.judge import judge, measure, metric_of, title_of
-from ciphertoll.model import Cell, Channel, Detector, NoWorkload, Security, Trial
+from ciphertoll.model import Cell, Channel, Detector, Idle, NoWorkload, Security, Trial
 from synthetic import NS, SUITES, Synthetic, cells, channel, paced, spec, spoiled
 
 PAIR = [channel("http"), channel("https")]
@@ -78,7 +78,7 @@ def test_a_void_trial_is_counted_and_not_averaged():
     source = results(change=void_in_block_two)
     judgement = judge(source)
     row = row_of(judgement, "https AES-128-GCM")
-    assert (row.counts.ok, row.counts.void, row.counts.missing) == (5, 1, 1)
+    assert (row.counts.ok, row.counts.void, row.counts.missing) == (5, 1, 0)
     assert row.estimates["fps"].n == 5
     assert row.change("fps", "workload alone").effect.n == 5
     void = [trial.id for trial in source.trials if trial.status == "void"]
@@ -162,6 +162,26 @@ def test_channels_that_would_read_alike_are_named_by_what_differs():
     judgement = judge(Synthetic(spec(cells([channel("https"), other], [paced()]), 2)))
     labels = {row.label for row in judgement.tables[0].rows}
     assert {"https AES-128-GCM X25519", "https AES-128-GCM X25519MLKEM768"} <= labels
+
+
+def test_blocks_that_were_not_run_are_counted():
+    source = results(4)
+    source.trials = [trial for trial in source.trials if trial.block < 3]
+    assert {row.counts.missing for row in judge(source).tables[0].rows} == {1}
+
+
+def test_two_settings_of_one_workload_are_named_by_what_differs_and_have_their_own_base():
+    both = [Detector(threads=1), Detector(threads=2)]
+    of = [Cell(None, Idle(NS, 10 * NS), one) for one in both] + [Cell(PAIR[1], paced(), one) for one in both]
+    rows = judge(Synthetic(spec(of, 3))).tables[0].rows
+    assert [row.workload for row in rows] == ["detector threads 1", "detector threads 2"] * 2
+    assert [row.changes[0].base_id for row in rows[2:]] == [rows[0].cell_id, rows[1].cell_id]
+
+
+def test_n_of_n_carries_the_exact_lower_bound():
+    completed = row_of(judge(results(3)), "http").estimates["completed"]
+    assert (completed.value, completed.n) == (1.0, 3000)
+    assert completed.lower_bound == pytest.approx(0.05 ** (1 / 3000))
 
 
 def test_a_twin_with_other_settings_is_no_twin():

@@ -204,3 +204,12 @@ def test_more_spread_needs_more_blocks_and_the_hopeless_gets_no_number():
     assert stats.blocks_needed(ratio(1.0, 0.5, 2.0, sd_log=3.0), 0.03) is None
     assert stats.blocks_needed(ratio(1.0, None, None, sd_log=None), 0.03) is None
     assert stats.blocks_needed(ratio(1.2, 0.9, 1.5, sd_log=0.1), 2.0) is not None
+
+
+def test_a_larger_family_needs_more_blocks_and_an_effect_below_the_noise_floor_is_never_resolved():
+    one = stats.blocks_needed(ratio(1.2, 0.9, 1.5, sd_log=0.1), None)
+    many = stats.blocks_needed(ratio(1.2, 0.9, 1.5, sd_log=0.1), None, family=24)
+    assert one is not None
+    assert many is not None
+    assert one < many
+    assert stats.blocks_needed(ratio(1.2, 0.9, 1.5, sd_log=0.1), None, floor_log=0.3) is None

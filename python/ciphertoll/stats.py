@@ -289,22 +289,31 @@ def decide(
     return "better" if (ratio.log > 0) == (better == "higher") else "worse"
 
 
-def blocks_needed(ratio: Ratio, margin: float | None, level: float = LEVEL, most: int = 1000) -> int | None:
+def blocks_needed(
+    ratio: Ratio, margin: float | None, *, family: int = 1, floor_log: float | None = None, level: float = LEVEL
+) -> int | None:
     """How many blocks would turn an `unclear` into an answer, if effect and spread stay as they are.
 
-    Either the interval fits into the margin, or it excludes 1. None beyond `most`, or where nothing is known.
-    It plans, it does not promise: the p value needed after Holm is not known in advance.
+    Either the interval fits into the margin, or the test excludes 1 at the level that Holm asks of the
+    smallest p value of a family of that size, and the effect exceeds the noise floor. None beyond 1,000 blocks,
+    or where nothing is known. It plans, it does not promise.
     """
     if ratio.sd_log is None:
         return None
-    reach = abs(ratio.log)
+    room = 0.0
     if margin is not None:
         below = math.log1p(-margin) if margin < 1 else -math.inf
-        reach = max(reach, min(math.log1p(margin) - ratio.log, ratio.log - below))
-    for blocks in range(2, most + 1):
-        if _t(blocks - 1, level) * ratio.sd_log / math.sqrt(blocks) <= reach:
+        room = min(math.log1p(margin) - ratio.log, ratio.log - below)
+    effect = abs(ratio.log) if abs(ratio.log) > (floor_log or 0.0) else 0.0
+    strict = 1 - (1 - level) / family
+    for blocks in range(2, _MOST_BLOCKS + 1):
+        error = ratio.sd_log / math.sqrt(blocks)
+        if _t(blocks - 1, level) * error <= room or (effect and _t(blocks - 1, strict) * error <= effect):
             return blocks
     return None
+
+
+_MOST_BLOCKS = 1000
 
 
 def _first(holds: Callable[[int], bool], end: int) -> int:

@@ -2,7 +2,6 @@
 
 use std::{
     cell::Cell,
-    convert::Infallible,
     net::{Ipv6Addr, UdpSocket},
     rc::Rc,
 };
@@ -146,7 +145,7 @@ pub fn serve(
     socket: UdpSocket,
     pinned: &Pinned,
     identity: &Identity,
-) -> Result<impl Future<Output = Infallible> + use<>, Error> {
+) -> Result<impl Future<Output = ()> + use<>, Error> {
     let endpoint = Closing(quic::listen(socket, pinned, identity, ALPN)?);
     Ok(accept(endpoint))
 }
@@ -160,14 +159,12 @@ impl Drop for Closing {
     }
 }
 
-async fn accept(endpoint: Closing) -> Infallible {
+async fn accept(endpoint: Closing) {
     let mut connections = JoinSet::new();
     while let Some(incoming) = endpoint.0.accept().await {
         connections.spawn_local(answer_all(incoming));
         while connections.try_join_next().is_some() {}
     }
-    // Only an endpoint without a socket accepts nothing more; there is nothing left to do then.
-    std::future::pending().await
 }
 
 async fn answer_all(incoming: quinn::Incoming) {

@@ -55,6 +55,13 @@ impl ConnectionLog {
         id
     }
 
+    /// Notes that a layer above the transport of a connection is ready only now.
+    pub fn ready_above(&self, id: u16) {
+        if let Some(connection) = self.0.borrow_mut().get_mut(usize::from(id)) {
+            connection.ready_ns = clock::now();
+        }
+    }
+
     /// All connections so far.
     #[must_use]
     pub fn snapshot(&self) -> Vec<Connection> {

@@ -13,7 +13,10 @@ use ciphertoll_channel::{Error, Times};
 use ciphertoll_wire::{
     Counts, ExchangeOutcome, Nanos, Outcome, RECORD_BYTES, Record, SAMPLES_HEADER_BYTES, samples_header,
 };
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::{
+    fs::{FallocateFlags, fallocate},
+    io::Errno,
+};
 
 /// What the progress thread may look at while the load runs.
 #[derive(Default)]
@@ -58,7 +61,8 @@ impl Recorder {
         let file = File::create(path).map_err(|e| disk_error(path, &e))?;
         let bytes = (SAMPLES_HEADER_BYTES + planned * RECORD_BYTES) as u64;
         match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
-            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+            // Not every file system can reserve space, and a device file never can.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV | Errno::SPIPE) => {}
             Err(error) => return Err(disk_error(path, &error.into())),
         }
         // Written once now, so that no page fault falls into the measured time.

@@ -20,14 +20,24 @@ use crate::{exit_code, output, stop::Stop, usage};
 
 /// Serves until told to stop.
 pub fn run(job: &ServeJob) -> ExitCode {
+    std::panic::set_hook(Box::new(|info| {
+        // A server that lost one of its tasks would look like a silent peer; an end is honest.
+        let reason = Some(format!("the engine panicked: {info}"));
+        finish(Outcome::Panic, reason);
+        std::process::exit(4);
+    }));
     let (outcome, reason) = match serve(job) {
         Ok(()) => (Outcome::Ok, None),
         Err(Error::Refused(refusal)) => return output::refuse(refusal),
         Err(error) => (error.outcome(), Some(error.to_string())),
     };
-    let usage = usage::read(Nanos(0));
-    output::event(&Event::Finished { outcome, reason, counts: ciphertoll_wire::Counts::default(), records: 0, usage });
+    finish(outcome, reason);
     exit_code(outcome)
+}
+
+fn finish(outcome: Outcome, reason: Option<String>) {
+    let (counts, usage) = (ciphertoll_wire::Counts::default(), usage::read(Nanos(0)));
+    output::event(&Event::Finished { outcome, reason, counts, records: 0, usage });
 }
 
 fn serve(job: &ServeJob) -> Result<(), Error> {

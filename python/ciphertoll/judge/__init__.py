@@ -6,11 +6,11 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ciphertoll import stats
 from ciphertoll.errors import MachineError
-from ciphertoll.judge.cells import cells_of, loads, names, unprotected, without_workload, workload_alone
+from ciphertoll.judge.cells import cells_of, loads, names, unprotected, without_workload, workload_alone, workload_names
 from ciphertoll.judge.judgement import (
     Against,
     Change,
@@ -95,6 +95,7 @@ class _Judged:
         self.spec = spec
         self.trials = trials
         self.names = names(spec.cells)
+        self.workloads = workload_names(spec.cells)
         # Of several attempts at one place in the plan, the last.
         self.places = {(trial.cell.id, trial.twin, trial.block): trial for trial in sorted(pooled, key=_attempt)}
 
@@ -128,7 +129,7 @@ class _Judged:
         without = without_workload(cell, cells)
         label, suite = self.names[cell.id]
         protocol = cell.channel.protocol if cell.channel else "none"
-        row = Row(cell.id, label, protocol, suite, cell.workload.kind, self._counts(cell, runs))
+        row = Row(cell.id, label, protocol, suite, self.workloads[cell.workload], self._counts(cell, runs))
         row.without_id = without.id if without else None
         row.estimates = _estimates(list(runs.values()))
         return row
@@ -138,7 +139,7 @@ class _Judged:
         by = Counter(trial.status for trial in own)
         kept = {trial.id for trial in self.places.values()}
         other = sum(trial.status == "ok" and trial.id not in kept for trial in own)
-        missing = self.spec.blocks - len(runs)
+        missing = self.spec.blocks - len({trial.block for trial in own})
         return Counts(len(runs), by["void"], by["failed"], by["unsupported"], other, max(0, missing))
 
     def _add_floors(self, table: Table, cell: Cell, runs: dict[int, Observed]) -> None:
@@ -208,19 +209,21 @@ def _decide(drafts: Sequence[_Draft]) -> list[Verdict]:
         adjusted = stats.holm([draft.ratio.p_value or 0.0 for draft in tested])
         p_of = {id(draft): p for draft, p in zip(tested, adjusted, strict=True)}
         for draft in family:
-            change = _change(draft, p_of.get(id(draft)))
+            change = _change(draft, p_of.get(id(draft)), len(tested))
             draft.row.changes.append(change)
             verdicts.append(_verdict(draft, change))
     return verdicts
 
 
-def _change(draft: _Draft, p_adjusted: float | None) -> Change:
+def _change(draft: _Draft, p_adjusted: float | None, family: int) -> Change:
     ratio, margin = draft.ratio, draft.margin
     better = metric_of(draft.metric).better or "lower"
     floor = draft.floor.log if draft.floor else None
     decision = stats.decide(ratio, better, p_adjusted=p_adjusted, margin=margin, floor_log=floor)
     n, greater = ratio.estimate.n, ratio.n_greater
-    needed = stats.blocks_needed(ratio, margin) if decision == "unclear" else None
+    needed = None
+    if decision == "unclear":
+        needed = stats.blocks_needed(ratio, margin, family=family, floor_log=floor)
     return Change(
         metric=draft.metric,
         against=draft.against,
@@ -271,7 +274,7 @@ def _estimates(runs: Sequence[Observed]) -> dict[str, Estimate]:
             found[key] = stats.quantile(samples, QUANTILES[quantile])
     kinds: tuple[tuple[tuple[str, ...], Callable[[Sequence[float]], Estimate]], ...] = (
         (GEOMETRIC, stats.log_mean),
-        (ARITHMETIC, stats.mean),
+        (ARITHMETIC, _share),
     )
     for keys, estimate in kinds:
         for key in keys:
@@ -280,8 +283,16 @@ def _estimates(runs: Sequence[Observed]) -> dict[str, Estimate]:
                 found[key] = estimate(values)
     attempts = sum(run.attempts for run in runs)
     if attempts:
-        found["completed"] = stats.wilson(sum(run.done for run in runs), attempts)
+        done = sum(run.done for run in runs)
+        exact = stats.clopper_pearson_lower(done, attempts)
+        found["completed"] = replace(stats.wilson(done, attempts), lower_bound=exact)
     return found
+
+
+def _share(values: Sequence[float]) -> Estimate:
+    """A mean of what cannot be negative; neither can the end of its interval."""
+    estimate = stats.mean(values)
+    return estimate if estimate.low is None else replace(estimate, low=max(0.0, estimate.low))
 
 
 def _pool(trials: Sequence[Trial]) -> tuple[list[Trial], list[Invalid]]:
@@ -293,7 +304,7 @@ def _pool(trials: Sequence[Trial]) -> tuple[list[Trial], list[Invalid]]:
     left_out = [
         Invalid(trial.id, trial.cell.label, trial.status, trial.reasons or ("no reason was recorded",))
         for trial in trials
-        if trial.status != "ok"
+        if trial.status not in ("ok", "planned")
     ]
     for trial in ok:
         unlike = [name for name, own, most in zip(ORIGIN, _origin(trial), usual or (), strict=True) if own != most]

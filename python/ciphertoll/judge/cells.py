@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
-from ciphertoll.model import TWIN_OF, Cell, Channel, NoWorkload
+from ciphertoll.model import TWIN_OF, Cell, Channel, NoWorkload, Workload
 
 
 def loads(cells: Sequence[Cell]) -> list[str]:
@@ -72,6 +73,21 @@ def names(cells: Sequence[Cell]) -> dict[str, tuple[str, str]]:
         group = [set(_settings(channel)) for channel in alike[cell.channel.label]]
         own = [text for text in _settings(cell.channel) if not all(text in settings for settings in group)]
         found[cell.id] = (" ".join([cell.channel.label, *own]), " ".join([cell.channel.suite_label, *own]))
+    return found
+
+
+def workload_names(cells: Iterable[Cell]) -> dict[Workload, str]:
+    """The kind of each workload; where a kind occurs with several settings, with those that differ."""
+    distinct = list(dict.fromkeys(cell.workload for cell in cells))
+    found = {}
+    for workload in distinct:
+        group = [set(map(str, asdict(other).items())) for other in distinct if other.kind == workload.kind]
+        own = [
+            f"{name} {value}"
+            for name, value in asdict(workload).items()
+            if not all(str((name, value)) in settings for settings in group)
+        ]
+        found[workload] = " ".join([workload.kind, *own])
     return found
 
 

@@ -18,7 +18,7 @@ class Counts:
     """Trials of a cell by status. The twin's are not among them.
 
     not_pooled  "ok", but of another machine, build or metric version than most.
-    missing     blocks of the spec in which no trial of the cell is "ok".
+    missing     blocks of the spec in which the cell has not been run at all.
     """
 
     ok: int = 0

@@ -43,6 +43,10 @@ class Running(Protocol):
         """
         ...
 
+    def frames(self) -> pl.DataFrame:
+        """What `stop` returns, also of a workload that ended by itself; no rows while it works."""
+        ...
+
     def kill(self) -> None:
         """End it and all that it started, at once."""
         ...
@@ -62,9 +66,11 @@ def start(workload: Workload, folder: Path) -> Running | None:
         return None
     config = resolve(workload)
     if isinstance(workload, Detector):
-        return WorkloadProcess("ciphertoll.workloads.detector", config, folder, "the detector")
+        return WorkloadProcess(
+            "ciphertoll.workloads.detector", config, folder, name="the detector", unready="completed no frame"
+        )
     name = f"command `{workload.argv[0]}`"
-    return WorkloadProcess("ciphertoll.workloads.command", config, folder, name)
+    return WorkloadProcess("ciphertoll.workloads.command", config, folder, name=name, unready="printed no line")
 
 
 def unfit(facts: dict[str, Any], frames: pl.DataFrame) -> str | None:

@@ -43,6 +43,9 @@ class Child:
         self.config: dict[str, Any] = json.loads(_first_line())
         self.frames = Frames()
         self.stopping = False
+
+    def listen(self) -> None:
+        """From here on SIGTERM, or the death of the parent, raises `Stop`."""
         signal.signal(signal.SIGTERM, self._stop)
         threading.Thread(target=_watch_parent, daemon=True).start()
 
@@ -72,16 +75,11 @@ def serve(work: Callable[[Child], None]) -> NoReturn:
     The process ends without Python's own teardown, which waits for the threads of native libraries.
     """
     child = Child()
-    failure: CiphertollError | None = None
     try:
-        work(child)
+        child.listen()
+        failure = _failure_of(work, child)
     except Stop:
-        pass
-    except CiphertollError as error:
-        failure = error
-    except Exception as error:
-        traceback.print_exc()
-        failure = BugError(f"the workload broke: {type(error).__name__}: {error}")
+        failure = None
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         child.frames.save(Path(child.config["folder"]))
@@ -111,6 +109,17 @@ def apply_affinity(cpus: list[int]) -> list[int]:
     if cpus:
         os.sched_setaffinity(0, cpus)
     return sorted(os.sched_getaffinity(0))
+
+
+def _failure_of(work: Callable[[Child], None], child: Child) -> CiphertollError | None:
+    try:
+        work(child)
+    except CiphertollError as error:
+        return error
+    except Exception as error:
+        traceback.print_exc()
+        return BugError(f"the workload broke: {type(error).__name__}: {error}")
+    return None
 
 
 def _parts(error: CiphertollError) -> dict[str, Any]:

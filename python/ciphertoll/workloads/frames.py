@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,31 +33,33 @@ class Frames:
 
     def __init__(self) -> None:
         self._chunks: list[NDArray[np.void]] = [_chunk()]
-        self._used = 0  # rows of the last chunk
+        self._rows = 0
 
     def append(self, *row: int) -> None:
         """Add one row, in the order of `COLUMNS`."""
-        if self._used == _CHUNK_ROWS:
+        chunk, place = divmod(self._rows, _CHUNK_ROWS)
+        if chunk == len(self._chunks):
             self._chunks.append(_chunk())
-            self._used = 0
-        self._chunks[-1][self._used] = row
-        self._used += 1
+        self._chunks[chunk][place] = row
+        self._rows += 1  # last, so that a stop at any point leaves whole rows
 
     def __len__(self) -> int:
-        return (len(self._chunks) - 1) * _CHUNK_ROWS + self._used
+        return self._rows
 
     def save(self, folder: Path) -> None:
         """Write the record to `folder`; it appears whole or not at all. Raises MachineError if it cannot be written."""
         import numpy as np
 
-        rows = np.concatenate([*self._chunks[:-1], self._chunks[-1][: self._used]])
+        rows = np.concatenate(self._chunks)[: self._rows]
         part = folder / f"{FILE_NAME}.part"
         try:
             with part.open("wb") as file:
-                np.save(file, rows)
+                np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(rows))
+                file.write(rows.view(np.uint8).data)  # numpy's own writing loses the reason of a failure
             part.replace(folder / FILE_NAME)
         except OSError as error:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
             raise MachineError(
                 f"the frames of the workload cannot be written: {error.strerror or error}",
                 at=str(folder / FILE_NAME),

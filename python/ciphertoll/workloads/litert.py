@@ -59,9 +59,9 @@ class LiteRtNetwork:
 
 def _runtime() -> tuple[Any, str]:
     """The module with the interpreter, and its version."""
-    try:
-        from importlib.metadata import version
+    from importlib.metadata import version
 
+    try:
         from ai_edge_litert import interpreter
 
         return interpreter, version("ai-edge-litert")

@@ -28,12 +28,15 @@ _ERRORS: dict[str, type[CiphertollError]] = {"spec": SpecError, "machine": Machi
 class WorkloadProcess:
     """A workload in a process group of its own, which ends when its parent does.
 
-    pid   of the process that does the work: the child, or for a command the program, once that is ready.
+    name      what messages call it.
+    unready   what it did not do if it was not ready in time.
+    pid       of the process that does the work: the child, or for a command the program, once that is ready.
     """
 
-    def __init__(self, module: str, config: dict[str, Any], folder: Path, name: str) -> None:
+    def __init__(self, module: str, config: dict[str, Any], folder: Path, *, name: str, unready: str) -> None:
         self._folder = folder
         self._name = name
+        self._unready = unready
         self._stderr = folder / STDERR_NAME
         self._unread = b""
         self._events: list[dict[str, Any]] = []
@@ -171,7 +174,7 @@ class WorkloadProcess:
             self._child.wait(0.2)  # its output closes a moment before it can be waited for
         if not self.alive():
             return self._died()
-        return MachineError(f"{self._name} was not ready within {timeout_s:g} s", hint=self._tail())
+        return MachineError(f"{self._name} {self._unready} within {timeout_s:g} s", hint=self._tail())
 
     def _died(self) -> CiphertollError:
         code = self._child.returncode

@@ -181,8 +181,8 @@ class Camera:
     def read(self) -> tuple[Image, int, int]:
         grabbed = self._capture.grab()  # waits for the sensor
         started = time.monotonic_ns()
-        ok, image = self._capture.retrieve() if grabbed else (False, None)
-        if not ok:
+        image: Any = self._capture.retrieve()[1] if grabbed else None
+        if image is None:
             raise MachineError(f"camera {self._index} gives no frame", at=f"{_AT}: {self._index}")
         return image, started, time.monotonic_ns() - started
 

@@ -1,0 +1,195 @@
+//! The echo server: one socket, an association for each peer.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use ciphertoll_wire::Coap;
+use coap_lite::{CoapOption, ContentFormat, MessageClass, MessageType, Packet, RequestType, ResponseType};
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
+use tokio::net::UdpSocket;
+
+use super::{BODY_LIMIT_BYTES, LARGEST_DATAGRAM_BYTES, REQUEST_TAG, Sizes, add_block, block, cut, message};
+use crate::{
+    dtls::{Acceptor, Association},
+    identity::Identity,
+    names::Pinned,
+};
+
+/// A peer that is silent for this long is forgotten.
+const FORGET_AFTER: Duration = Duration::from_secs(120);
+/// More peers than this are not served, more bodies than this of one peer are not kept.
+const PEERS_LIMIT: usize = 4096;
+const BODIES_LIMIT: usize = 256;
+/// Kernel buffers: a burst of large exchanges fits.
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+
+/// Asks for large socket buffers; a kernel that gives less loses datagrams earlier, nothing else.
+pub(super) fn enlarge_buffers(socket: &UdpSocket) {
+    let _ = set_socket_recv_buffer_size(socket, SOCKET_BUFFER_BYTES);
+    let _ = set_socket_send_buffer_size(socket, SOCKET_BUFFER_BYTES);
+}
+
+/// Echoes what is posted to `/echo`, until dropped.
+pub async fn serve(socket: UdpSocket, secrets: Option<(Pinned, Identity)>, settings: Coap) {
+    // A combination that cannot be served was refused when the names were looked up.
+    let Ok(acceptor) = Acceptor::new(secrets.as_ref(), settings.datagram_bytes) else { return };
+    enlarge_buffers(&socket);
+    let mut server = Server { socket, acceptor, sizes: Sizes::new(settings), peers: HashMap::new() };
+    let mut buffer = vec![0; LARGEST_DATAGRAM_BYTES];
+    let mut tick = tokio::time::interval(Duration::from_millis(250));
+    loop {
+        tokio::select! {
+            biased;
+            received = server.socket.recv_from(&mut buffer) => {
+                // An error here is an ICMP message about a peer that went away.
+                if let Ok((length, from)) = received {
+                    server.receive(from, &buffer[..length]);
+                }
+            }
+            _ = tick.tick() => server.tick(),
+        }
+    }
+}
+
+struct Server {
+    socket: UdpSocket,
+    acceptor: Acceptor,
+    sizes: Sizes,
+    peers: HashMap<SocketAddr, Peer>,
+}
+
+struct Peer {
+    association: Box<dyn Association>,
+    heard: Instant,
+    repeated: Instant,
+    bodies: HashMap<Vec<u8>, Vec<u8>>,
+}
+
+impl Server {
+    fn receive(&mut self, from: SocketAddr, datagram: &[u8]) {
+        if !self.peers.contains_key(&from) {
+            let room = self.peers.len() < PEERS_LIMIT;
+            let Some(association) = room.then(|| self.acceptor.accept().ok()).flatten() else { return };
+            let now = Instant::now();
+            self.peers.insert(from, Peer { association, heard: now, repeated: now, bodies: HashMap::new() });
+        }
+        let Some(peer) = self.peers.get_mut(&from) else { return };
+        peer.heard = Instant::now();
+        peer.repeated = peer.heard;
+        let mut answers = Vec::new();
+        let Peer { association, bodies, .. } = peer;
+        let received = association.receive(datagram, &mut |plaintext| {
+            answers.extend(answer(plaintext, bodies, self.sizes));
+        });
+        for answer in answers {
+            // What cannot be sent now is asked for again.
+            let _ = peer.association.send(&answer);
+        }
+        peer.association.transmit(&mut |datagram| drop(self.socket.try_send_to(datagram, from)));
+        if received.is_err() {
+            self.peers.remove(&from);
+        }
+    }
+
+    /// Repeats handshake flights that were not answered, and forgets peers that went away.
+    fn tick(&mut self) {
+        let socket = &self.socket;
+        self.peers.retain(|address, peer| {
+            let due = peer.association.timeout().is_some_and(|patience| peer.repeated.elapsed() >= patience);
+            let alive = !due || peer.association.on_timeout().is_ok();
+            if due {
+                peer.repeated = Instant::now();
+                peer.association.transmit(&mut |datagram| drop(socket.try_send_to(datagram, *address)));
+            }
+            alive && peer.heard.elapsed() < FORGET_AFTER
+        });
+    }
+}
+
+/// The answer to one message; repeated requests get the same answer again, since an echo changes nothing.
+fn answer(plaintext: &[u8], bodies: &mut HashMap<Vec<u8>, Vec<u8>>, sizes: Sizes) -> Option<Vec<u8>> {
+    let request = Packet::from_bytes(plaintext).ok()?;
+    let MessageClass::Request(method) = request.header.code else { return ping(&request) };
+    let mut reply = reply_to(&request)?;
+    let path = request.get_option(CoapOption::UriPath).is_some_and(|path| path.iter().eq([b"echo"]));
+    reply.header.code = MessageClass::Response(match (path, method) {
+        (false, _) => ResponseType::NotFound,
+        (true, RequestType::Post) => echo(&request, &mut reply, bodies, sizes),
+        (true, _) => ResponseType::MethodNotAllowed,
+    });
+    reply.to_bytes_unlimited().ok()
+}
+
+/// An empty confirmable message is answered by a reset (RFC 7252, 4.3).
+fn ping(request: &Packet) -> Option<Vec<u8>> {
+    let ping = request.header.code == MessageClass::Empty && request.header.get_type() == MessageType::Confirmable;
+    let reset = message(MessageType::Reset, MessageClass::Empty, request.header.message_id, &[]);
+    ping.then(|| reset.to_bytes_unlimited().ok()).flatten()
+}
+
+fn reply_to(request: &Packet) -> Option<Packet> {
+    let kind = match request.header.get_type() {
+        MessageType::Confirmable => MessageType::Acknowledgement,
+        MessageType::NonConfirmable => MessageType::NonConfirmable,
+        _ => return None,
+    };
+    let code = MessageClass::Response(ResponseType::Changed);
+    Some(message(kind, code, request.header.message_id, request.get_token()))
+}
+
+fn echo(request: &Packet, reply: &mut Packet, bodies: &mut HashMap<Vec<u8>, Vec<u8>>, sizes: Sizes) -> ResponseType {
+    let tag = request.get_first_option(REQUEST_TAG).cloned().unwrap_or_default();
+    let asked = block(request, CoapOption::Block2);
+    let Some(put) = block(request, CoapOption::Block1) else {
+        let Some(part) = asked.filter(|b| b.num > 0) else {
+            return give(&request.payload, 0, sizes, reply);
+        };
+        let Some(body) = bodies.get(&tag) else { return ResponseType::RequestEntityIncomplete };
+        let sizes = Sizes { whole: 0, block: sizes.block.min(part.size()) };
+        return give(body, usize::from(part.num), sizes, reply);
+    };
+    if put.num == 0 && bodies.len() >= BODIES_LIMIT && !bodies.contains_key(&tag) {
+        bodies.clear();
+    }
+    let body = bodies.entry(tag).or_default();
+    add_block(reply, CoapOption::Block1, put.num.into(), put.more, put.size());
+    match append(body, usize::from(put.num) * put.size(), &request.payload) {
+        ResponseType::Continue if put.more => ResponseType::Continue,
+        ResponseType::Continue => give(body, 0, sizes, reply),
+        refused => refused,
+    }
+}
+
+/// Puts a block where it belongs; one that comes again changes nothing.
+fn append(body: &mut Vec<u8>, at: usize, part: &[u8]) -> ResponseType {
+    if at == 0 {
+        body.clear();
+    }
+    if at + part.len() > BODY_LIMIT_BYTES {
+        return ResponseType::RequestEntityTooLarge;
+    }
+    if at + part.len() == body.len() && body[at..] == *part {
+        return ResponseType::Continue;
+    }
+    if at != body.len() {
+        return ResponseType::RequestEntityIncomplete;
+    }
+    body.extend_from_slice(part);
+    ResponseType::Continue
+}
+
+/// Puts a body, or one block of it, into an answer.
+fn give(body: &[u8], number: usize, sizes: Sizes, reply: &mut Packet) -> ResponseType {
+    let Some((part, more)) = cut(body, number, sizes.block) else { return ResponseType::BadOption };
+    reply.set_content_format(ContentFormat::ApplicationOctetStream);
+    if body.len() <= sizes.whole {
+        reply.payload = body.to_vec();
+        return ResponseType::Changed;
+    }
+    add_block(reply, CoapOption::Block2, number, more, sizes.block);
+    reply.payload = part.to_vec();
+    ResponseType::Changed
+}
