@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -17,9 +18,10 @@ import pytest
 
 from ciphertoll.cli import main
 from ciphertoll.cli.options import parse
-from ciphertoll.cli.progress import duration
+from ciphertoll.cli.progress import Progress, duration
 from ciphertoll.engine.child import find
 from ciphertoll.errors import CiphertollError
+from ciphertoll.model import Cell, Channel, Idle, NoWorkload, Trial
 from ciphertoll.store import Results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -207,6 +209,7 @@ def test_a_run_ends_with_a_table_a_page_and_every_sample(tmp_path: Path) -> None
     assert {trial.status for trial in results.trials} <= {"ok", "void"}
     assert all(len(results.exchanges(trial)) == 10 for trial in results.trials)
     assert "<html" in (tmp_path / "out" / "report.html").read_text()
+    assert json.loads((tmp_path / "out" / "judgement.json").read_text())["trials"] == 10
     assert results.provenance["command_line"][:2] == ["ciphertoll", "run"]
 
 
@@ -421,3 +424,41 @@ def test_an_option_may_not_be_shortened() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (360, "6 min"), (18720, "5 h 12 min"), (-1, "0 s")])
 def test_durations_are_shown_for_people(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def trial(status: str = "ok", block: int = 0) -> Trial:
+    cell = Cell(Channel("http", http="1.1"), Idle(0, 1), NoWorkload())
+    return Trial(cell, block, 0, 1, status=status, reasons=() if status == "ok" else ("why",))  # type: ignore[arg-type]
+
+
+def test_on_a_terminal_one_line_says_how_far_it_is() -> None:
+    out = Terminal()
+    progress = Progress(out, blocks=3)
+    progress.trial_started(4, 12, trial(block=1), 200.0)
+    assert out.getvalue().endswith("[4/12] block 2 of 3: http, idle (no workload) (3 min left)")
+    assert "\n" not in out.getvalue()
+
+
+def test_elsewhere_lines_are_few() -> None:
+    out = io.StringIO()
+    progress = Progress(out, blocks=2)
+    for block in (0, 0, 0, 1, 1):
+        progress.trial_started(1, 5, trial(block=block), 1.0)
+        progress.trial_ended(trial(block=block))
+    assert len(out.getvalue().splitlines()) == 2
+
+
+def test_a_spoiled_trial_is_named_even_when_quiet_and_many_are_warned_of_once() -> None:
+    out = io.StringIO()
+    progress = Progress(out, blocks=1, quiet=True)
+    for _ in range(6):
+        progress.trial_started(1, 6, trial(), 1.0)
+        progress.trial_ended(trial("void"))
+    said = out.getvalue()
+    assert said.count("void: http, idle") == 6
+    assert said.count("warning: 4 trials in a row were spoiled") == 1

@@ -9,6 +9,7 @@ from typing import TextIO
 from ciphertoll.model import Trial
 
 _SPARSE_S = 30.0
+_SPOILED_IN_A_ROW = 4
 
 
 class Progress:
@@ -24,7 +25,7 @@ class Progress:
         self._live = out.isatty() and not quiet
         self._last_s = float("-inf")
         self._block = -1
-        self.ended = 0
+        self._spoiled = 0
 
     def trial_started(self, k: int, n: int, trial: Trial, seconds_left: float) -> None:
         line = f"[{k}/{n}] block {trial.block + 1} of {self._blocks}: {trial.cell.label}"
@@ -38,9 +39,14 @@ class Progress:
         self._block = trial.block
 
     def trial_ended(self, trial: Trial) -> None:
-        self.ended += 1
         if trial.status != "ok":
             self._above(f"{trial.status}: {trial.cell.label}, block {trial.block + 1}: {'; '.join(trial.reasons)}")
+        self._spoiled = self._spoiled + 1 if trial.status == "void" else 0
+        if self._spoiled == _SPOILED_IN_A_ROW:
+            self.warning(
+                f"{self._spoiled} trials in a row were spoiled: this machine is not quiet enough; `ciphertoll doctor` "
+                "says why, Ctrl-C saves what there is"
+            )
 
     def warning(self, text: str) -> None:
         self._above(f"warning: {text}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ciphertoll.cli import token
 from ciphertoll.cli.options import choices
 from ciphertoll.cli.progress import Progress, duration
-from ciphertoll.cli.show import print_result, write_page
+from ciphertoll.cli.show import page_of, print_result, write
 from ciphertoll.errors import SpecError
 from ciphertoll.model import NS, Spec, Trial
 from ciphertoll.plan import expected_seconds, plan
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ciphertoll.store import Results
 
 _PAGE = "report.html"
+_JUDGEMENT = "judgement.json"
 _INTERRUPTED = 130
 
 
@@ -152,7 +153,8 @@ def _report(arguments: argparse.Namespace, results: Results, progress: Progress)
 
     judgement = judge(Results.open(results.path))
     page = results.path / _PAGE
-    write_page(judgement, page)
+    write(results.path / _JUDGEMENT, judgement.to_json())
+    write(page, page_of(judgement))
     code = print_result(judgement, arguments)
     progress.say(f"the page is {page}; every sample is in {results.path}")
     return code

@@ -26,7 +26,7 @@ def report(arguments: argparse.Namespace) -> int:
 
     judgement = judge(Results.open(Path(arguments.folder)))
     if arguments.html:
-        write_page(judgement, Path(arguments.html))
+        write(Path(arguments.html), page_of(judgement))
     return print_result(judgement, arguments)
 
 
@@ -45,14 +45,18 @@ def print_result(judgement: Judgement, arguments: argparse.Namespace) -> int:
     return EXIT_WORSE if arguments.gate and worse else EXIT_DONE
 
 
-def write_page(judgement: Judgement, path: Path) -> None:
-    """Raises MachineError if it cannot be written."""
+def page_of(judgement: Judgement) -> str:
     from ciphertoll.report import page
 
+    return page.render(judgement)
+
+
+def write(path: Path, text: str) -> None:
+    """Raises MachineError if it cannot be written."""
     try:
-        path.write_text(page.render(judgement), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise MachineError(f"the page cannot be written: {error.strerror or error}", at=str(path)) from error
+        raise MachineError(f"`{path.name}` cannot be written: {error.strerror or error}", at=str(path)) from error
 
 
 def doctor(arguments: argparse.Namespace) -> int:
