@@ -222,6 +222,30 @@ fn a_server_with_another_group_is_a_mismatch() {
 }
 
 #[test]
+fn the_first_datagram_is_sent_at_once() {
+    on_one_thread(async {
+        for channel in all_channels(NON_CONFIRMABLE) {
+            let (target, _server) = serve(channel).await;
+            let connected = tokio::time::timeout(Duration::from_millis(500), CoapClient::connect(target)).await;
+            let client = connected.unwrap().unwrap();
+            let mut lane = client.lane().await.unwrap();
+            tokio::time::timeout(Duration::from_millis(500), echo(&mut lane, 1)).await.unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_lane_that_outlives_its_client_is_closed() {
+    on_one_thread(async {
+        for channel in all_channels(CONFIRMABLE) {
+            let (target, _server) = serve(channel).await;
+            let mut lane = CoapClient::connect(target).await.unwrap().lane().await.unwrap();
+            assert_eq!(echo(&mut lane, 1).await, Err(ExchangeError::Closed));
+        }
+    });
+}
+
+#[test]
 fn payloads_of_all_sizes_come_back() {
     on_one_thread(async {
         for channel in [CONFIRMABLE, NON_CONFIRMABLE].into_iter().flat_map(all_channels) {
