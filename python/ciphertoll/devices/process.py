@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..model import NS, Sample
-from .host import parse_sizes
+from .host import MACHINE, parse_sizes
 from .source import read_text, to_int
 
 # The roles whose descendants count as theirs. The descendants of `self` are the other roles.
@@ -112,6 +112,30 @@ def waited_for_ns(stat: str) -> int:
     words = stat.rpartition(")")[2].split()
     ticks = [to_int(word) or 0 for word in words[13:15]]
     return sum(ticks) * _TICK_NS
+
+
+def foreign_cpu_ns(samples: Iterable[Sample]) -> float | None:
+    """Processor time that others used between the first and the last sample: the machine's minus each role's.
+
+    None if the machine's was not sampled twice. The machine counts in ticks (10 ms, and blind to work that fits
+    between two of them), the roles exactly: the difference can be some ticks below zero, and a foreign load of many
+    short wake-ups can be missing from it. Of a role that ended in between, what came after its last sample is foreign.
+    """
+    ends: dict[tuple[str, str], tuple[Sample, Sample]] = {}
+    for sample in samples:
+        if sample.metric in ("cpu_busy_ns", "process_cpu_ns"):
+            key = (sample.metric, sample.where)
+            first, last = ends.get(key, (sample, sample))
+            ends[key] = (min(first, sample, key=_time_of), max(last, sample, key=_time_of))
+    machine = ends.pop(("cpu_busy_ns", MACHINE), None)
+    if machine is None or machine[0].at_ns == machine[1].at_ns:
+        return None
+    own = sum(last.value - first.value for (metric, _), (first, last) in ends.items() if metric == "process_cpu_ns")
+    return machine[1].value - machine[0].value - own
+
+
+def _time_of(sample: Sample) -> int:
+    return sample.at_ns
 
 
 class _Alone:
