@@ -30,17 +30,5 @@ class Sampling:
         return self._samples
 
 
-def _pretend_doctor() -> None:
-    import types
-
-    doctor = types.ModuleType("ciphertoll.devices.doctor")
-    doctor.fingerprint = lambda: {"fake": True}  # type: ignore[attr-defined]
-    sys.modules[doctor.__name__] = doctor
-    import ciphertoll.devices
-
-    ciphertoll.devices.doctor = doctor  # type: ignore[attr-defined]
-
-
 if __name__ == "__main__":
-    _pretend_doctor()
     raise SystemExit(main(sys.argv[1:], sense=Sampling))

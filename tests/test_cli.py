@@ -275,6 +275,26 @@ def test_an_output_folder_that_is_in_use_is_not_touched(tmp_path: Path) -> None:
 
 
 @needs_engine
+@pytest.mark.privileged
+def test_a_disk_that_runs_full_keeps_what_landed(tmp_path: Path) -> None:
+    inner = " ".join(
+        command("run", *HTTP[:-2], "--blocks", "40", "--rate", "1000", "--duration", "400ms", "--out", "small/out")
+    )
+    mount = "mkdir small && mount -t tmpfs -o size=100k none small"
+    look = "code=$?; ls small/out/trials | wc -l; exit $code"
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", f"{mount} || exit 99; {inner}; {look}"],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    if done.returncode in (1, 99):
+        pytest.skip(f"this root may not mount: {done.stderr.strip()}")
+    assert done.returncode == 3
+    assert "No space left on device" in done.stderr
+    assert "--resume" in done.stderr
+    assert int(done.stdout) >= 1
+
+
+@needs_engine
 def test_no_child_is_left_when_the_run_is_killed(tmp_path: Path, running: list[subprocess.Popen[str]]) -> None:
     counter = "bash -c 'while true; do echo x; sleep 0.05; done'"
     long = ("--duration", "30s", "--warm-up", "0s", "--blocks", "1")
@@ -402,6 +422,20 @@ def test_channels_and_presets_are_listed(capsys: pytest.CaptureFixture[str], mon
     assert "paper: " in capsys.readouterr().out
     assert main(["presets", "--json"]) == 0
     assert {row["name"] for row in json.loads(capsys.readouterr().out)} == {"quick", "paper"}
+
+
+@needs_engine
+def test_doctor_says_whether_the_machine_is_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ciphertoll.devices.doctor")
+    monkeypatch.setattr("ciphertoll.cli._listen_to_signals", lambda: None)
+    code = main(["doctor"])
+    said = capsys.readouterr().out
+    assert "fit to measure now" in said
+    assert code == (3 if "fit to measure now: no" in said else 0)
+    assert main(["doctor", "--json"]) in (0, 3)
+    assert "fit" in json.loads(capsys.readouterr().out)
 
 
 @needs_engine

@@ -173,6 +173,10 @@ def test_a_duration_replaces_the_shorter_one_without_workload() -> None:
     assert {load[2] for load in paced(spec, "none")} == {NS // 2}
 
 
+def test_a_warm_up_that_nothing_uses_is_no_obstacle() -> None:
+    assert paced(of(workload="none", duration="500ms"), "none") == {(100.0, 2048, NS // 2, NS // 2)}
+
+
 def test_a_rate_replaces_the_pairs_of_a_preset() -> None:
     assert {load[:2] for load in paced(of(preset="paper", rate="10"))} == {(10.0, 512), (10.0, 2048)}
     assert {load[:2] for load in paced(of(preset="paper", rate="10", size="64"))} == {(10.0, 64)}

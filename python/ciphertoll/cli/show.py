@@ -61,12 +61,13 @@ def write(path: Path, text: str) -> None:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Exit code 3 if the machine is not fit to measure now."""
+    from ciphertoll import engine
     from ciphertoll.devices import doctor as devices
 
-    examination = devices.examine()
-    text = devices.render_json(examination) if arguments.json else devices.render_text(examination)
+    findings = devices.examine(engine=engine.speeds)
+    text = devices.to_json(findings) if arguments.json else devices.render_text(findings)
     sys.stdout.write(text.rstrip("\n") + "\n")
-    return EXIT_DONE if examination.fit else EXIT_MACHINE
+    return EXIT_MACHINE if findings.fit == "no" else EXIT_DONE
 
 
 def channels(arguments: argparse.Namespace) -> int:

@@ -110,20 +110,19 @@ def _loads(choices: Choices) -> list[Paced]:
         pairs = choices["load.pairs"].value
     else:
         pairs = list(product(choices["load.rate"].value, choices["load.size"].value))
-    warm_up, duration = choices["load.warm_up"], choices["load.duration"]
-    _check_spans(warm_up, duration)
+    warm_up_ns, duration_ns = choices["load.warm_up"].value, choices["load.duration"].value
     return [
-        Paced(rate, size, warm_up.value, duration.value, _value(choices, "load.in_flight") or _in_flight(rate))
+        Paced(rate, size, warm_up_ns, duration_ns, _value(choices, "load.in_flight") or _in_flight(rate))
         for rate, size in pairs
     ]
 
 
 def _beside(load: Paced, workload: Workload, choices: Choices) -> Paced:
     """The load beside `workload`: without one, trials may be shorter."""
-    if workload.kind != "none":
-        return load
-    warm_up = choices.get("load.warm_up_without_workload", choices["load.warm_up"])
-    duration = choices.get("load.duration_without_workload", choices["load.duration"])
+    warm_up, duration = choices["load.warm_up"], choices["load.duration"]
+    if workload.kind == "none":
+        warm_up = choices.get("load.warm_up_without_workload", warm_up)
+        duration = choices.get("load.duration_without_workload", duration)
     _check_spans(warm_up, duration)
     return replace(load, warm_up_ns=warm_up.value, duration_ns=duration.value)
 
