@@ -9,6 +9,7 @@ use std::{
 use ciphertoll_wire::{Channel, Coap, Nanos, Outcome};
 use coap_lite::{CoapOption, ContentFormat, MessageClass, MessageType, Packet};
 use tokio::{
+    io::Interest,
     net::UdpSocket,
     sync::{Notify, Semaphore},
     task::{JoinHandle, spawn_local},
@@ -141,17 +142,30 @@ async fn shake_hands(socket: &UdpSocket, association: &mut dyn Association) -> R
     }
 }
 
+/// Waits for a datagram, or for an ICMP message that nobody listens, which alone makes no socket readable.
+async fn readable(socket: &UdpSocket) -> std::io::Result<()> {
+    let ready = socket.ready(Interest::READABLE | Interest::ERROR).await?;
+    if ready.is_error() {
+        let taken = socket.try_io(Interest::ERROR, || match socket.take_error()? {
+            Some(error) => Ok(error),
+            None => Err(std::io::ErrorKind::WouldBlock.into()),
+        });
+        return taken.map_or(Ok(()), Err);
+    }
+    Ok(())
+}
+
 /// Reads datagrams until the association is over.
 async fn read(shared: Rc<Shared>) {
     let mut buffer = vec![0; LARGEST_DATAGRAM_BYTES];
     let error = loop {
         let length = match shared.socket.try_recv(&mut buffer) {
             Ok(length) => length,
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => match shared.socket.readable().await {
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => match shared.wait().await {
                 Ok(()) => continue,
-                Err(e) => break Error::failed(Outcome::Vanished, e),
+                Err(error) => break error,
             },
-            Err(e) => break Error::failed(Outcome::Vanished, format!("the peer vanished: {e}")),
+            Err(e) => break vanished(&e),
         };
         let mut replies = Vec::new();
         let received = shared.association.borrow_mut().receive(&buffer[..length], &mut |plaintext| {
@@ -169,7 +183,25 @@ async fn read(shared: Rc<Shared>) {
     shared.lose(error);
 }
 
+fn vanished(error: &std::io::Error) -> Error {
+    Error::failed(Outcome::Vanished, format!("the peer vanished: {error}"))
+}
+
 impl Shared {
+    /// Waits for a datagram, and repeats meanwhile what of the handshake the peer has not acknowledged.
+    async fn wait(&self) -> Result<(), Error> {
+        let patience = self.association.borrow().timeout();
+        let Some(patience) = patience else { return readable(&self.socket).await.map_err(|e| vanished(&e)) };
+        match timeout(patience, readable(&self.socket)).await {
+            Ok(ready) => ready.map_err(|e| vanished(&e)),
+            Err(_) => {
+                let repeated = self.association.borrow_mut().on_timeout();
+                self.flush();
+                repeated
+            }
+        }
+    }
+
     /// Ends all exchanges.
     fn lose(&self, error: Error) {
         *self.lost.borrow_mut() = Some(error);
