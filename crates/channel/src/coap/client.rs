@@ -39,6 +39,7 @@ impl Drop for CoapClient {
         self.reader.abort();
         self.shared.association.borrow_mut().close();
         self.shared.flush();
+        self.shared.lose(Error::failed(Outcome::Vanished, "the client was dropped"));
     }
 }
 
@@ -119,6 +120,8 @@ async fn open(target: &Target) -> Result<UdpSocket, Error> {
     let socket = UdpSocket::bind(any).await.map_err(|e| Error::failed(Outcome::Machine, e))?;
     socket.connect(target.address).await.map_err(|e| Error::failed(Outcome::Unreachable, e))?;
     super::server::enlarge_buffers(&socket);
+    // Until the runtime knows that the socket can be written to, `try_send` sends nothing.
+    socket.writable().await.map_err(|e| Error::failed(Outcome::Machine, e))?;
     Ok(socket)
 }
 
@@ -163,13 +166,18 @@ async fn read(shared: Rc<Shared>) {
             break error;
         }
     };
-    *shared.lost.borrow_mut() = Some(error);
-    for mailbox in shared.boxes.borrow().iter() {
-        mailbox.wake.notify_one();
-    }
+    shared.lose(error);
 }
 
 impl Shared {
+    /// Ends all exchanges.
+    fn lose(&self, error: Error) {
+        *self.lost.borrow_mut() = Some(error);
+        for mailbox in self.boxes.borrow().iter() {
+            mailbox.wake.notify_one();
+        }
+    }
+
     fn send(&self, plaintext: &[u8]) -> Result<(), ExchangeError> {
         let sent = self.association.borrow_mut().send(plaintext);
         self.flush();

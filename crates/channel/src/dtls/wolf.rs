@@ -46,6 +46,7 @@ impl Context {
     pub fn server(pinned: &Pinned, identity: &Identity, datagram_bytes: usize) -> Result<Self, Error> {
         let context = Self::new(pinned, false, datagram_bytes)?;
         let key = version_1(identity.key.secret_der());
+        let has_tickets = pinned.version == TlsVersion::Dtls13;
         // SAFETY: the context is valid; wolfSSL copies the buffers, whose lengths are given.
         let results = unsafe {
             [
@@ -61,8 +62,8 @@ impl Context {
                     length(&key),
                     c::WOLFSSL_FILETYPE_ASN1.cast_signed(),
                 ),
-                // Says 0 where it is done, unlike the others.
-                1 - c::wolfSSL_CTX_no_ticket_TLSv13(context.raw.as_ptr()),
+                // Says 0 where it is done, unlike the others, and refuses a context of 1.2.
+                if has_tickets { 1 - c::wolfSSL_CTX_no_ticket_TLSv13(context.raw.as_ptr()) } else { SUCCESS },
             ]
         };
         for result in results {
