@@ -88,6 +88,10 @@ impl Server {
             // What cannot be sent now is asked for again.
             let _ = peer.association.send(&answer);
         }
+        if received.is_err() {
+            // wolfSSL sends no alert for a ClientHello of DTLS 1.2 that it cannot accept.
+            peer.association.close();
+        }
         peer.association.transmit(&mut |datagram| drop(self.socket.try_send_to(datagram, from)));
         if received.is_err() {
             self.peers.remove(&from);

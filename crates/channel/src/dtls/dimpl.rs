@@ -34,6 +34,10 @@ use crate::{
 /// Room for a datagram or a plaintext of the largest size, and for what protection adds.
 const BUFFER_BYTES: usize = LONGEST_PLAINTEXT_BYTES + 512;
 
+/// A fatal alert `handshake_failure`, unencrypted: type, version, epoch, a sequence number that was not used yet,
+/// length, level, description (RFC 6347, 4.1; RFC 5246, 7.2).
+const HANDSHAKE_FAILURE: [u8; 15] = [21, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 63, 0, 2, 2, 40];
+
 /// Makes the server's side of associations.
 pub struct Server {
     config: Arc<Config>,
@@ -213,7 +217,12 @@ impl Association for Dimpl {
         if self.verifier.is_some() && self.negotiated.is_none() {
             self.hello.look(datagram);
         }
-        self.dtls.handle_packet(datagram).map_err(|e| self.failed(&e))?;
+        let handled = self.dtls.handle_packet(datagram).map_err(|e| self.failed(&e));
+        if handled.is_err() && self.verifier.is_none() && self.negotiated.is_none() {
+            // dimpl says nothing to a client that it cannot serve, which would then ask again and again.
+            self.outgoing.push(&HANDSHAKE_FAILURE);
+        }
+        handled?;
         self.poll(deliver)
     }
 

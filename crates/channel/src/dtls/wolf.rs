@@ -275,6 +275,7 @@ impl Wolf {
         }
         match self.error(result) {
             WANT_READ | WANT_WRITE => Ok(()),
+            ZERO_RETURN => Err(Error::failed(Outcome::Mismatch, "the peer ended the DTLS handshake")),
             code => Err(Error::failed(outcome_of(code), format!("DTLS handshake failed: {}", words(code)))),
         }
     }
