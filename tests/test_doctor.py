@@ -130,6 +130,9 @@ def changed(**values: Any) -> Callable[[doctor.Findings], doctor.Findings]:
         (look(memory_percent=None, foreign_percent=None, steal_percent=None, load_average=()), None, ""),
         (processor(cores=1), "reservations", "one core"),
         (processor(governor=None), None, ""),
+        (processor(governor="performance+ondemand"), "reservations", "governor `performance+ondemand`"),
+        (processor(quota=1.5), "reservations", "the control group allows 1.5 cores"),
+        (processor(quota=2.0), None, ""),
         (changed(power="battery"), "reservations", "on battery"),
         (changed(power="mains"), None, ""),
         (changed(clocked=("gpu0",)), "reservations", "no frequency reading"),
@@ -262,6 +265,53 @@ def test_any_text_in_proc_gives_facts_or_nothing(tmp_path_factory: pytest.TempPa
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8", errors="replace")
     assert doctor.render_text(examine(root))
+
+
+ODD = ("9" * 400, "9" * 4000, "-1", "nan inf 1e999", f"MemTotal: {'9' * 400} kB", f"cpu {'9' * 400} 1 1 1 1 1 1 1",
+       f"some avg10=0 total={'9' * 400}", f"{'9' * 400} 100000", "0::/../\0")  # fmt: skip
+READ = ("proc/stat", "proc/meminfo", "proc/loadavg", "proc/pressure/memory", "proc/self/status", "proc/self/cgroup",
+        "sys/fs/cgroup/cpu.max", "sys/class/thermal/thermal_zone0/temp", THROTTLED,
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_numbers_beyond_all_bounds_are_no_facts_and_no_error(tmp_path: Path, name: str) -> None:
+    root = a_copy(PI, tmp_path, {})
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    for text in ODD:
+        (root / name).write_text(text)
+        found = examine(root)
+        assert doctor.render_text(found)
+        assert "Infinity" not in doctor.to_json(found)
+        assert "NaN" not in doctor.to_json(found)
+
+
+def test_a_sensor_that_fails_during_the_look_is_said_to_be_missing(tmp_path: Path) -> None:
+    found = examine(a_copy(PI, tmp_path, {"proc/stat": "no such counters"}))
+    assert found.look.foreign_percent is None
+    assert any(text.startswith("cpu: MachineError: ") for text in found.absent)
+
+
+def test_every_processors_governor_counts(tmp_path: Path) -> None:
+    last = "sys/devices/system/cpu/cpu3/cpufreq/scaling_governor"
+    root = a_copy(PI, tmp_path, performance(PI) | {last: "schedutil"})
+    assert machine.identify(root).processor.governor == "performance+schedutil"
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu.max": "300000 100000", "a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}, 0.5),
+    ],
+)
+def test_the_tightest_control_group_limits_the_processors(
+    tmp_path: Path, files: dict[str, str], quota: float | None
+) -> None:
+    there = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    root = a_copy(PI, tmp_path, there | {"proc/self/cgroup": "0::/a/b\n"})
+    assert machine.identify(root).processor.quota == quota
 
 
 def test_foreign_time_is_the_machines_minus_that_of_the_roles() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -19,7 +20,7 @@ from ..model import Sample
 from .findings import Findings, Look, Reason, Rights, Speed
 from .fitness import reasons
 from .machine import fingerprint, identify
-from .meter import Meter, discover
+from .meter import Meter, Sampler, discover
 from .process import foreign_cpu_ns
 from .source import numbered, read_text, to_int
 
@@ -57,7 +58,7 @@ def examine(
     root = Path(root)
     machine = identify(root)
     meters = discover({"self": os.getpid()}, root)
-    look, seen = _look(meters, root, pause)
+    look, seen, failures = _look(meters, root, pause)
     present = tuple(name for name in METRICS if any(metric == name for metric, _ in seen))
     clocked = tuple(sorted(where for metric, where in seen if metric == "frequency_hz"))
     gpus = tuple(sorted({where for metric, where in seen if metric.startswith("gpu_")}))
@@ -69,7 +70,7 @@ def examine(
         power=_power(root),
         free_bytes=_free_bytes(Path(results)),
         present=present,
-        absent=tuple(dict.fromkeys([text for meter in meters for text in meter.absent] + speechless)),
+        absent=tuple(dict.fromkeys([text for meter in meters for text in meter.absent] + failures + speechless)),
         clocked=clocked,
         gpus=gpus,
         speeds=speeds,
@@ -136,6 +137,7 @@ def _processor_rows(found: Findings) -> list[tuple[str, str]]:
     rows = [
         ("model", _said(processor.model)),
         ("cores", f"{processor.cores}, online {_said(processor.online)}, SMT {_said(processor.smt)}"),
+        ("limited to", _said(processor.quota, " cores by the control group") if processor.quota else "no quota"),
         ("governor", f"{governor if processor.governor else _said(None)}, turbo {turbo}"),
         ("frequency", bounds if has_bounds else _said(None)),
         ("has", " ".join(processor.extensions) or "no instructions for cryptography"),
@@ -194,11 +196,15 @@ def _ghz(hz: int | None) -> str:
 
 def _look(
     meters: Sequence[Meter], root: Path, pause: Callable[[float], None]
-) -> tuple[Look, dict[tuple[str, str], float]]:
-    """Read twice; returns what was seen, and the second reading by metric and place."""
-    before = _read(meters)
+) -> tuple[Look, dict[tuple[str, str], float], list[str]]:
+    """Read twice; returns what was seen, the second reading by metric and place, and what failed or hung."""
+    sampler = Sampler(meters)
+    first_ns = sampler.sample_now()
     pause(LOOK_S)
-    after = _read(meters)
+    last_ns = sampler.sample_now()
+    samples = sampler.stop()
+    before = [sample for sample in samples if sample.at_ns == first_ns]
+    after = [sample for sample in samples if sample.at_ns == last_ns]
     first, last = _by_key(before), _by_key(after)
     growth = {key: value - first[key] for key, value in last.items() if key in first}
     own = [sample for sample in before + after if sample.metric in ("cpu_busy_ns", "process_cpu_ns")]
@@ -216,19 +222,7 @@ def _look(
         throttled=_any(last, "throttled"),
         under_voltage=_any(last, "under_voltage"),
     )
-    return look, last
-
-
-def _read(meters: Sequence[Meter]) -> list[Sample]:
-    """One reading of each meter; a meter that refuses gives nothing."""
-    at_ns = time.monotonic_ns()
-    samples = []
-    for meter in meters:
-        try:
-            samples += meter.read(at_ns)
-        except (OSError, CiphertollError):
-            continue
-    return samples
+    return look, last, [f"{name}: {reason}" for name, reason in sampler.failures.items()]
 
 
 def _by_key(samples: Sequence[Sample]) -> dict[tuple[str, str], float]:
@@ -251,9 +245,10 @@ def _any(values: Mapping[tuple[str, str], float], metric: str) -> bool | None:
 def _load_average(root: Path) -> tuple[float, ...]:
     words = (read_text(root / "proc/loadavg") or "").split()[:3]
     try:
-        return tuple(float(word) for word in words)
+        loads = tuple(float(word) for word in words)
     except ValueError:
         return ()
+    return loads if all(map(math.isfinite, loads)) else ()
 
 
 def _rights(root: Path) -> Rights:

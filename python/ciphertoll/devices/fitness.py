@@ -69,6 +69,9 @@ def _others(found: Findings) -> Iterator[Reason]:
 
 
 def _limits(found: Findings) -> Iterator[Reason]:
+    quota = found.machine.processor.quota
+    if quota is not None and quota < min(2, found.machine.processor.cores):
+        yield Reason("reservations", f"the control group allows {quota:g} cores: it pauses us when they are used up")
     if found.machine.processor.cores < 2:
         yield Reason("reservations", "one core: traffic, server and workload take turns on it")
     if not any(name.startswith("cpu") for name in found.clocked):

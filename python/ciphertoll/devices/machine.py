@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .host import parse_sizes
-from .source import numbered, read_int, read_text
+from .source import numbered, read_int, read_text, to_int
 
 _CPU = "sys/devices/system/cpu"
 # Instructions that AEADs, hashes and their vectorised forms use, as /proc/cpuinfo spells them.
@@ -45,11 +45,14 @@ class Processor:
     cores, online  logical processors that exist, and those that are switched on ("0-3").
     smt            two hardware threads per core: "on", "off", "notsupported", as the kernel says.
     extensions     of the instructions that cryptography uses, those that are there; `lacking`, those that are not.
-    driver, governor, min_hz, max_hz, current_hz, turbo   cpufreq of the first processor.
+    quota          cores' worth of time that the control group (a container) may use; None without a limit.
+    governor       of all processors, each once: "performance", or "performance+schedutil".
+    driver, min_hz, max_hz, current_hz, turbo   cpufreq of the first processor.
     """
 
     model: str | None
     cores: int
+    quota: float | None
     online: str | None
     smt: str | None
     extensions: tuple[str, ...]
@@ -113,6 +116,7 @@ def fingerprint(root: str | Path = "/") -> dict[str, Any]:
         "virtual": machine.virtual is not None,
         "cpu": processor.model,
         "cores": processor.cores,
+        "quota": processor.quota,
         "online": processor.online,
         "smt": processor.smt,
         "extensions": list(processor.extensions),
@@ -152,12 +156,13 @@ def _processor(root: Path, cpuinfo: str) -> Processor:
     return Processor(
         model=_model(cpuinfo),
         cores=len(numbered(root / _CPU, "cpu")),
+        quota=_quota(root),
         online=read_text(root / _CPU / "online"),
         smt=read_text(root / _CPU / "smt/control"),
         extensions=tuple(name for name in wanted if name in features),
         lacking=tuple(name for name in wanted if name not in features) if features else (),
         driver=read_text(cpufreq / "scaling_driver"),
-        governor=read_text(cpufreq / "scaling_governor"),
+        governor=_governor(root),
         min_hz=_khz(cpufreq / "scaling_min_freq"),
         max_hz=_khz(cpufreq / "scaling_max_freq"),
         current_hz=_khz(cpufreq / "scaling_cur_freq"),
@@ -181,6 +186,27 @@ def _model(cpuinfo: str) -> str | None:
         return named or None
     arm = _ARM_CORES.get(part) if _field(cpuinfo, "CPU implementer") == "0x41" else None
     return arm or f"implementer {_field(cpuinfo, 'CPU implementer')} part {part}"
+
+
+def _governor(root: Path) -> str | None:
+    found = (read_text(cpu / "cpufreq/scaling_governor") for cpu in numbered(root / _CPU, "cpu"))
+    return "+".join(dict.fromkeys(name for name in found if name)) or None
+
+
+def _quota(root: Path) -> float | None:
+    """The tightest cpu.max ("150000 100000": one and a half) from our control group up to the root of what we see."""
+    path = (read_text(root / "proc/self/cgroup") or "").rpartition("::")[2].partition("\n")[0].strip("/")
+    if "\0" in path or ".." in path:
+        return None
+    top = root / "sys/fs/cgroup"
+    quotas = []
+    for folder in (top / path, *(top / path).parents):
+        numbers = [to_int(word) or 0 for word in (read_text(folder / "cpu.max") or "").split()]
+        if len(numbers) == 2 and min(numbers) > 0:
+            quotas.append(numbers[0] / numbers[1])
+        if folder == top:
+            break
+    return min(quotas, default=None)
 
 
 def _khz(path: Path) -> int | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 # One page: no file that is kept open here says anything of interest beyond it (of /proc/stat, the first line).
 _READ_BYTES = 4096
+# 20 digits hold 64 bits; a longer number is none of the kernel's, and may not fit a float.
+_MOST_CHARACTERS = 24
 
 
 class Source:
@@ -47,7 +49,9 @@ def read_int(path: Path, base: int = 10) -> int | None:
 
 
 def to_int(text: str, base: int = 10) -> int | None:
-    """The number that a text is; None if it is none."""
+    """The number that a text is; None if it is none, or longer than any counter of 64 bits."""
+    if len(text) > _MOST_CHARACTERS:
+        return None
     try:
         return int(text, base)
     except ValueError:
