@@ -81,3 +81,37 @@ fn add_block(packet: &mut Packet, option: CoapOption, number: usize, more: bool,
         packet.add_option_as(option, value);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use coap_lite::ContentFormat;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The largest message with `payload` bytes: every option that any message here has.
+    fn largest(payload: usize, block: Option<usize>) -> usize {
+        let mut packet = post(MessageType::Confirmable, u16::MAX, &[0xFF; 8]);
+        packet.set_content_format(ContentFormat::ApplicationOctetStream);
+        if let Some(size) = block {
+            packet.add_option(REQUEST_TAG, u32::MAX.to_be_bytes().to_vec());
+            add_block(&mut packet, CoapOption::Block1, 4095, true, size);
+            add_block(&mut packet, CoapOption::Block2, 4095, true, size);
+        }
+        packet.payload = vec![0; payload];
+        packet.to_bytes_unlimited().unwrap().len() + OVERHEAD_BYTES
+    }
+
+    proptest! {
+        #[test]
+        fn every_message_fits_the_datagram_and_every_block_is_one_of_rfc_7959(datagram_bytes in 0..70_000usize) {
+            let sizes = Sizes::new(Coap { confirmable: true, nstart: 0, datagram_bytes });
+            prop_assert!(sizes.block.is_power_of_two() && (16..=1024).contains(&sizes.block));
+            // No smaller block is left to fall back to.
+            if sizes.whole >= 16 {
+                prop_assert!(largest(sizes.whole, None) <= datagram_bytes);
+                prop_assert!(largest(sizes.block, Some(sizes.block)) <= datagram_bytes);
+            }
+        }
+    }
+}

@@ -192,14 +192,12 @@ impl Shared {
     async fn wait(&self) -> Result<(), Error> {
         let patience = self.association.borrow().timeout();
         let Some(patience) = patience else { return readable(&self.socket).await.map_err(|e| vanished(&e)) };
-        match timeout(patience, readable(&self.socket)).await {
-            Ok(ready) => ready.map_err(|e| vanished(&e)),
-            Err(_) => {
-                let repeated = self.association.borrow_mut().on_timeout();
-                self.flush();
-                repeated
-            }
+        if let Ok(ready) = timeout(patience, readable(&self.socket)).await {
+            return ready.map_err(|e| vanished(&e));
         }
+        let repeated = self.association.borrow_mut().on_timeout();
+        self.flush();
+        repeated
     }
 
     /// Ends all exchanges.

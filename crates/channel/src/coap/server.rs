@@ -65,7 +65,15 @@ struct Peer {
     association: Box<dyn Association>,
     heard: Instant,
     repeated: Instant,
-    bodies: HashMap<Vec<u8>, Vec<u8>>,
+    bodies: Bodies,
+}
+
+/// What is put together from blocks, by Request-Tag.
+type Bodies = HashMap<Vec<u8>, Body>;
+
+struct Body {
+    bytes: Vec<u8>,
+    touched: Instant,
 }
 
 impl Server {
@@ -114,7 +122,7 @@ impl Server {
 }
 
 /// The answer to one message; repeated requests get the same answer again, since an echo changes nothing.
-fn answer(plaintext: &[u8], bodies: &mut HashMap<Vec<u8>, Vec<u8>>, sizes: Sizes) -> Option<Vec<u8>> {
+fn answer(plaintext: &[u8], bodies: &mut Bodies, sizes: Sizes) -> Option<Vec<u8>> {
     let request = Packet::from_bytes(plaintext).ok()?;
     let MessageClass::Request(method) = request.header.code else { return ping(&request) };
     let mut reply = reply_to(&request)?;
@@ -144,27 +152,41 @@ fn reply_to(request: &Packet) -> Option<Packet> {
     Some(message(kind, code, request.header.message_id, request.get_token()))
 }
 
-fn echo(request: &Packet, reply: &mut Packet, bodies: &mut HashMap<Vec<u8>, Vec<u8>>, sizes: Sizes) -> ResponseType {
+fn echo(request: &Packet, reply: &mut Packet, bodies: &mut Bodies, sizes: Sizes) -> ResponseType {
     let tag = request.get_first_option(REQUEST_TAG).cloned().unwrap_or_default();
     let asked = block(request, CoapOption::Block2);
     let Some(put) = block(request, CoapOption::Block1) else {
         let Some(part) = asked.filter(|b| b.num > 0) else {
             return give(&request.payload, 0, sizes, reply);
         };
-        let Some(body) = bodies.get(&tag) else { return ResponseType::RequestEntityIncomplete };
+        let Some(body) = bodies.get_mut(&tag) else { return ResponseType::RequestEntityIncomplete };
+        body.touched = Instant::now();
         let sizes = Sizes { whole: 0, block: sizes.block.min(part.size()) };
-        return give(body, usize::from(part.num), sizes, reply);
+        return give(&body.bytes, usize::from(part.num), sizes, reply);
     };
-    if put.num == 0 && bodies.len() >= BODIES_LIMIT && !bodies.contains_key(&tag) {
-        bodies.clear();
+    if put.num == 0 {
+        begin(bodies, &tag);
     }
-    let body = bodies.entry(tag).or_default();
+    let Some(body) = bodies.get_mut(&tag) else { return ResponseType::RequestEntityIncomplete };
+    body.touched = Instant::now();
     add_block(reply, CoapOption::Block1, put.num.into(), put.more, put.size());
-    match append(body, usize::from(put.num) * put.size(), &request.payload) {
+    match append(&mut body.bytes, usize::from(put.num) * put.size(), &request.payload) {
         ResponseType::Continue if put.more => ResponseType::Continue,
-        ResponseType::Continue => give(body, 0, sizes, reply),
+        ResponseType::Continue => give(&body.bytes, 0, sizes, reply),
         refused => refused,
     }
+}
+
+/// Makes room for a body by forgetting the one that was used least recently.
+fn begin(bodies: &mut Bodies, tag: &[u8]) {
+    if bodies.contains_key(tag) {
+        return;
+    }
+    if bodies.len() >= BODIES_LIMIT {
+        let oldest = bodies.iter().min_by_key(|(_, body)| body.touched).map(|(tag, _)| tag.clone());
+        oldest.map(|tag| bodies.remove(&tag));
+    }
+    bodies.insert(tag.to_vec(), Body { bytes: Vec::new(), touched: Instant::now() });
 }
 
 /// Puts a block where it belongs; one that comes again changes nothing.
@@ -196,4 +218,123 @@ fn give(body: &[u8], number: usize, sizes: Sizes, reply: &mut Packet) -> Respons
     add_block(reply, CoapOption::Block2, number, more, sizes.block);
     reply.payload = part.to_vec();
     ResponseType::Changed
+}
+
+#[cfg(test)]
+mod tests {
+    use coap_lite::block_handler::BlockValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIZES: Sizes = Sizes { whole: 100, block: 64 };
+
+    fn confirmable(payload: &[u8], options: &[(CoapOption, BlockValue)]) -> Packet {
+        let mut request = crate::coap::post(MessageType::Confirmable, 7, &[1; 8]);
+        request.payload = payload.to_vec();
+        for (option, value) in options {
+            request.add_option_as(*option, value.clone());
+        }
+        request
+    }
+
+    fn answered(request: &Packet, bodies: &mut Bodies) -> Packet {
+        Packet::from_bytes(&answer(&request.to_bytes_unlimited().unwrap(), bodies, SIZES).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_block_out_of_order_is_refused_and_a_repeated_one_is_not() {
+        let (mut bodies, option) = (HashMap::new(), CoapOption::Block1);
+        for (number, code) in [(1, "4.08"), (0, "2.31"), (0, "2.31"), (1, "2.31"), (1, "2.31"), (3, "4.08")] {
+            let block = BlockValue::new(number, true, 64).unwrap();
+            let answer = answered(&confirmable(&[9; 64], &[(option, block)]), &mut bodies);
+            assert_eq!(answer.header.get_code(), code, "{number}");
+        }
+    }
+
+    #[test]
+    fn one_peer_cannot_make_the_server_keep_more_than_its_bodies_limit() {
+        let (mut bodies, block) = (HashMap::new(), BlockValue::new(0, true, 1024).unwrap());
+        for tag in 0..2 * BODIES_LIMIT {
+            for number in [0, 1] {
+                let block = BlockValue { num: number, ..block.clone() };
+                let mut request = confirmable(&[9; 1024], &[(CoapOption::Block1, block)]);
+                request.add_option(REQUEST_TAG, tag.to_be_bytes().to_vec());
+                answered(&request, &mut bodies);
+            }
+        }
+        // A transfer that begins in the middle keeps nothing either.
+        for tag in 0..2 * BODIES_LIMIT {
+            let block = BlockValue { num: 5, ..block.clone() };
+            let mut request = confirmable(&[9; 1024], &[(CoapOption::Block1, block)]);
+            request.add_option(REQUEST_TAG, [&[7][..], &tag.to_be_bytes()].concat());
+            answered(&request, &mut bodies);
+        }
+        assert!(bodies.len() <= BODIES_LIMIT);
+        assert!(bodies.values().map(|body| body.bytes.capacity()).sum::<usize>() <= BODY_LIMIT_BYTES);
+    }
+
+    #[test]
+    fn a_new_body_makes_the_server_forget_only_the_oldest() {
+        let (mut bodies, block) = (HashMap::new(), BlockValue::new(0, true, 64).unwrap());
+        for tag in 0..=BODIES_LIMIT {
+            let mut request = confirmable(&[9; 64], &[(CoapOption::Block1, block.clone())]);
+            request.add_option(REQUEST_TAG, tag.to_be_bytes().to_vec());
+            answered(&request, &mut bodies);
+        }
+        let kept = |tag: usize| bodies.contains_key(&tag.to_be_bytes()[..]);
+        assert!(!kept(0) && (1..=BODIES_LIMIT).all(kept));
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_datagrams_are_answered_without_harm(datagrams: Vec<Vec<u8>>) {
+            let mut bodies = HashMap::new();
+            for datagram in datagrams {
+                answer(&datagram, &mut bodies, SIZES);
+            }
+        }
+
+        #[test]
+        fn arbitrary_requests_are_answered_without_harm(
+            requests in prop::collection::vec((any::<u8>(), any::<[u8; 2]>(), 0..4u16, any::<Vec<u8>>()), 1..20)
+        ) {
+            let mut bodies = HashMap::new();
+            for (first, value, option, payload) in requests {
+                let mut request = confirmable(&payload, &[]);
+                let number = [23, 27, 292, 11][usize::from(option)];
+                request.add_option(number.into(), [&[first][..], &value].concat());
+                answer(&request.to_bytes_unlimited().unwrap(), &mut bodies, SIZES);
+            }
+        }
+
+        #[test]
+        fn a_body_cut_into_blocks_is_put_together_again(
+            body in prop::collection::vec(any::<u8>(), 0..5000), exponent in 4..11u32
+        ) {
+            let (size, mut arrived, mut number) = (1 << exponent, vec![1, 2, 3], 0);
+            while let Some((part, more)) = cut(&body, number, size) {
+                prop_assert_eq!(append(&mut arrived, number * size, part), ResponseType::Continue);
+                prop_assert_eq!(more, (number + 1) * size < body.len());
+                number += 1;
+            }
+            prop_assert_eq!(arrived, body);
+        }
+
+        #[test]
+        fn a_body_given_in_blocks_is_put_together_again(
+            body in prop::collection::vec(any::<u8>(), 0..5000), exponent in 4..11u32, whole in 0..200usize
+        ) {
+            let sizes = Sizes { whole, block: 1 << exponent };
+            let (mut arrived, mut number, mut more) = (Vec::new(), 0, true);
+            while more {
+                let mut reply = message(MessageType::Acknowledgement, MessageClass::Empty, 0, &[]);
+                prop_assert_eq!(give(&body, number, sizes, &mut reply), ResponseType::Changed);
+                more = block(&reply, CoapOption::Block2).is_some_and(|block| block.more);
+                arrived.extend(reply.payload);
+                number += 1;
+            }
+            prop_assert_eq!(arrived, body);
+        }
+    }
 }
