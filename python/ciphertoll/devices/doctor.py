@@ -90,7 +90,7 @@ def render_text(findings: Findings) -> str:
     lines = []
     for title, rows in _sections(findings):
         lines.append(title)
-        lines += [f"  {name:<24}{value}" for name, value in rows]
+        lines += [f"  {name:<23} {value}" for name, value in rows]
     lines.append("will be missing")
     lines += [f"  {text}" for text in findings.absent] or ["  nothing"]
     words = {"yes": "yes", "reservations": "with reservations", "no": "no"}
