@@ -20,7 +20,7 @@ use crate::{
 
 /// A peer that is silent for this long is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(120);
-/// More peers than this are not served, more bodies than this of one peer are not kept.
+/// More peers than this, and more bodies than this of one peer, are not kept.
 const PEERS_LIMIT: usize = 4096;
 const BODIES_LIMIT: usize = 256;
 /// Kernel buffers: a burst of large exchanges fits.
@@ -79,8 +79,8 @@ struct Body {
 impl Server {
     fn receive(&mut self, from: SocketAddr, datagram: &[u8]) {
         if !self.peers.contains_key(&from) {
-            let room = self.peers.len() < PEERS_LIMIT;
-            let Some(association) = room.then(|| self.acceptor.accept().ok()).flatten() else { return };
+            let Ok(association) = self.acceptor.accept() else { return };
+            self.make_room();
             let now = Instant::now();
             self.peers.insert(from, Peer { association, heard: now, repeated: now, bodies: HashMap::new() });
         }
@@ -104,6 +104,15 @@ impl Server {
         if received.is_err() {
             self.peers.remove(&from);
         }
+    }
+
+    /// Forgets the peer that was silent for longest if there are too many: without DTLS nobody says goodbye.
+    fn make_room(&mut self) {
+        if self.peers.len() < PEERS_LIMIT {
+            return;
+        }
+        let silent = self.peers.iter().min_by_key(|(_, peer)| peer.heard).map(|(address, _)| *address);
+        silent.map(|address| self.peers.remove(&address));
     }
 
     /// Repeats handshake flights that were not answered, and forgets peers that went away.
@@ -272,6 +281,19 @@ mod tests {
         }
         assert!(bodies.len() <= BODIES_LIMIT);
         assert!(bodies.values().map(|body| body.bytes.capacity()).sum::<usize>() <= BODY_LIMIT_BYTES);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_new_peer_makes_the_server_forget_the_one_that_was_silent_for_longest() {
+        let socket = UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let acceptor = Acceptor::new(None, 1400).unwrap();
+        let mut server = Server { socket, acceptor, sizes: SIZES, peers: HashMap::new() };
+        let address = |number: usize| SocketAddr::from(([127, 1, 0, 1], 1000 + u16::try_from(number).unwrap()));
+        for number in 0..=PEERS_LIMIT {
+            server.receive(address(number), b"nothing to answer");
+        }
+        assert_eq!(server.peers.len(), PEERS_LIMIT);
+        assert!(!server.peers.contains_key(&address(0)) && server.peers.contains_key(&address(PEERS_LIMIT)));
     }
 
     #[test]
