@@ -164,7 +164,7 @@ SETTINGS = (
     Setting(
         "channel.datagram",
         "--datagram",
-        many(number("datagram size", 256, 65_507, whole=True, unit=" bytes")),
+        many(number("datagram size", 700, 65_507, whole=True, unit=" bytes")),
         "largest CoAP datagram, bytes",
         "N,..",
     ),

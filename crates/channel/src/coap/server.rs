@@ -13,6 +13,7 @@ use tokio::net::UdpSocket;
 
 use super::{BODY_LIMIT_BYTES, LARGEST_DATAGRAM_BYTES, REQUEST_TAG, Sizes, add_block, block, cut, message};
 use crate::{
+    Error,
     dtls::{Acceptor, Association},
     identity::Identity,
     names::Pinned,
@@ -32,12 +33,21 @@ pub(super) fn enlarge_buffers(socket: &UdpSocket) {
     let _ = set_socket_send_buffer_size(socket, SOCKET_BUFFER_BYTES);
 }
 
-/// Echoes what is posted to `/echo`, until dropped.
-pub async fn serve(socket: UdpSocket, secrets: Option<(Pinned, Identity)>, settings: Coap) {
-    // A combination that cannot be served was refused when the names were looked up.
-    let Ok(acceptor) = Acceptor::new(secrets.as_ref(), settings.datagram_bytes) else { return };
+/// Makes a server that echoes what is posted to `/echo`, until dropped.
+///
+/// # Errors
+/// The library cannot do what `secrets` says.
+pub fn serve(
+    socket: UdpSocket,
+    secrets: Option<&(Pinned, Identity)>,
+    settings: Coap,
+) -> Result<impl Future<Output = ()> + use<>, Error> {
+    let acceptor = Acceptor::new(secrets, settings.datagram_bytes)?;
     enlarge_buffers(&socket);
-    let mut server = Server { socket, acceptor, sizes: Sizes::new(settings), peers: HashMap::new() };
+    Ok(run(Server { socket, acceptor, sizes: Sizes::new(settings), peers: HashMap::new() }))
+}
+
+async fn run(mut server: Server) {
     let mut buffer = vec![0; LARGEST_DATAGRAM_BYTES];
     let mut tick = tokio::time::interval(Duration::from_millis(250));
     loop {
