@@ -3,86 +3,110 @@
 use std::{
     collections::HashMap,
     net::SocketAddr,
+    rc::Rc,
     time::{Duration, Instant},
 };
 
 use ciphertoll_wire::Coap;
 use coap_lite::{CoapOption, ContentFormat, MessageClass, MessageType, Packet, RequestType, ResponseType};
-use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
-use tokio::net::UdpSocket;
+use tokio::{net::UdpSocket, time::MissedTickBehavior};
 
-use super::{BODY_LIMIT_BYTES, LARGEST_DATAGRAM_BYTES, REQUEST_TAG, Sizes, add_block, block, cut, message};
+use super::{
+    LARGEST_DATAGRAM_BYTES, REQUEST_TAG, Sizes,
+    block::Block,
+    bodies::{Bodies, Key, Put},
+    message,
+    outlet::Outlet,
+};
 use crate::{
-    dtls::{Acceptor, Association},
+    Error,
+    dtls::{self, Acceptor, Association, State},
     identity::Identity,
     names::Pinned,
 };
 
+/// How often handshakes that wait for a flight are looked at.
+const TICK: Duration = Duration::from_millis(250);
 /// A peer that is silent for this long is forgotten.
-const FORGET_AFTER: Duration = Duration::from_secs(120);
-/// More peers than this are not served, more bodies than this of one peer are not kept.
+const FORGET_AFTER: Duration = Duration::from_secs(600);
+/// More peers than this at once are not served: the one that has been silent for longest makes room.
 const PEERS_LIMIT: usize = 4096;
-const BODIES_LIMIT: usize = 256;
-/// Kernel buffers: a burst of large exchanges fits.
-const SOCKET_BUFFER_BYTES: usize = 4 << 20;
-
-/// Asks for large socket buffers; a kernel that gives less loses datagrams earlier, nothing else.
-pub(super) fn enlarge_buffers(socket: &UdpSocket) {
-    let _ = set_socket_recv_buffer_size(socket, SOCKET_BUFFER_BYTES);
-    let _ = set_socket_send_buffer_size(socket, SOCKET_BUFFER_BYTES);
-}
+/// A ClientHello within this time after the last datagram of an association is a late one of that association.
+const LATE: Duration = Duration::from_secs(1);
 
 /// Echoes what is posted to `/echo`, until dropped.
+///
+/// # Panics
+/// The library cannot do what `secrets` says; [`Server::new`] tells so in words.
 pub async fn serve(socket: UdpSocket, secrets: Option<(Pinned, Identity)>, settings: Coap) {
-    // A combination that cannot be served was refused when the names were looked up.
-    let Ok(acceptor) = Acceptor::new(secrets.as_ref(), settings.datagram_bytes) else { return };
-    enlarge_buffers(&socket);
-    let mut server = Server { socket, acceptor, sizes: Sizes::new(settings), peers: HashMap::new() };
-    let mut buffer = vec![0; LARGEST_DATAGRAM_BYTES];
-    let mut tick = tokio::time::interval(Duration::from_millis(250));
-    loop {
-        tokio::select! {
-            biased;
-            received = server.socket.recv_from(&mut buffer) => {
+    match Server::new(secrets.as_ref(), settings) {
+        Ok(server) => server.run(socket).await,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A server that has no socket yet.
+pub struct Server {
+    acceptor: Acceptor,
+    sizes: Sizes,
+}
+
+impl Server {
+    /// Makes a server that accepts `secrets` and nothing else; without protection if `None`.
+    ///
+    /// # Errors
+    /// The library cannot do it.
+    pub fn new(secrets: Option<&(Pinned, Identity)>, settings: Coap) -> Result<Self, Error> {
+        let acceptor = Acceptor::new(secrets, settings.datagram_bytes)?;
+        // Some of what a library cannot do shows only here.
+        acceptor.accept()?;
+        Ok(Self { acceptor, sizes: Sizes::new(settings) })
+    }
+
+    /// Echoes what is posted to `/echo`, until dropped.
+    pub async fn run(self, socket: UdpSocket) {
+        let outlet = Outlet::new(socket);
+        let bodies = Bodies::default();
+        let mut listening = Listening { server: self, outlet: outlet.clone(), peers: HashMap::new(), bodies };
+        let mut buffer = vec![0; LARGEST_DATAGRAM_BYTES];
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                _ = tick.tick() => listening.tick(),
                 // An error here is an ICMP message about a peer that went away.
-                if let Ok((length, from)) = received {
-                    server.receive(from, &buffer[..length]);
-                }
+                received = outlet.socket.recv_from(&mut buffer) => if let Ok((length, from)) = received {
+                    listening.receive(from, &buffer[..length]);
+                },
             }
-            _ = tick.tick() => server.tick(),
         }
     }
 }
 
-struct Server {
-    socket: UdpSocket,
-    acceptor: Acceptor,
-    sizes: Sizes,
+struct Listening {
+    server: Server,
+    outlet: Rc<Outlet>,
     peers: HashMap<SocketAddr, Peer>,
+    bodies: Bodies,
 }
 
 struct Peer {
     association: Box<dyn Association>,
     heard: Instant,
     repeated: Instant,
-    bodies: HashMap<Vec<u8>, Vec<u8>>,
 }
 
-impl Server {
+impl Listening {
     fn receive(&mut self, from: SocketAddr, datagram: &[u8]) {
-        if !self.peers.contains_key(&from) {
-            let room = self.peers.len() < PEERS_LIMIT;
-            let Some(association) = room.then(|| self.acceptor.accept().ok()).flatten() else { return };
-            let now = Instant::now();
-            self.peers.insert(from, Peer { association, heard: now, repeated: now, bodies: HashMap::new() });
-        }
-        let Some(peer) = self.peers.get_mut(&from) else { return };
+        self.meet(from, datagram);
+        let Self { server, outlet, peers, bodies } = self;
+        let Some(peer) = peers.get_mut(&from) else { return };
         peer.heard = Instant::now();
         peer.repeated = peer.heard;
         let mut answers = Vec::new();
-        let Peer { association, bodies, .. } = peer;
-        let received = association.receive(datagram, &mut |plaintext| {
-            answers.extend(answer(plaintext, bodies, self.sizes));
+        let received = peer.association.receive(datagram, &mut |plaintext| {
+            answers.extend(answer(plaintext, from, bodies, server.sizes));
         });
         for answer in answers {
             // What cannot be sent now is asked for again.
@@ -92,39 +116,75 @@ impl Server {
             // wolfSSL sends no alert for a ClientHello of DTLS 1.2 that it cannot accept.
             peer.association.close();
         }
-        peer.association.transmit(&mut |datagram| drop(self.socket.try_send_to(datagram, from)));
+        peer.flush(from, outlet);
         if received.is_err() {
-            self.peers.remove(&from);
+            peers.remove(&from);
+        }
+    }
+
+    /// Makes a peer of a sender, if it is none yet and the datagram can be the first one of a peer.
+    fn meet(&mut self, from: SocketAddr, datagram: &[u8]) {
+        if !self.server.acceptor.welcomes(datagram) {
+            return;
+        }
+        let now = Instant::now();
+        if let Some(peer) = self.peers.get(&from) {
+            // A client that went away without a word, and another one on the same port (RFC 6347, 4.2.8).
+            let anew = dtls::client_hello_number(datagram) == Some(0) && now.duration_since(peer.heard) > LATE;
+            if !anew || !matches!(peer.association.state(), State::Established(Some(_))) {
+                return;
+            }
+        } else if self.peers.len() == PEERS_LIMIT {
+            let last = self.peers.iter().min_by_key(|(_, peer)| peer.heard).map(|(address, _)| *address);
+            last.map(|address| self.peers.remove(&address));
+        }
+        if let Ok(association) = self.server.acceptor.accept() {
+            self.peers.insert(from, Peer { association, heard: now, repeated: now });
         }
     }
 
     /// Repeats handshake flights that were not answered, and forgets peers that went away.
     fn tick(&mut self) {
-        let socket = &self.socket;
+        let (outlet, now) = (&self.outlet, Instant::now());
+        self.bodies.forget(now);
         self.peers.retain(|address, peer| {
-            let due = peer.association.timeout().is_some_and(|patience| peer.repeated.elapsed() >= patience);
+            let due = peer.association.timeout().is_some_and(|patience| now.duration_since(peer.repeated) >= patience);
             let alive = !due || peer.association.on_timeout().is_ok();
             if due {
-                peer.repeated = Instant::now();
-                peer.association.transmit(&mut |datagram| drop(socket.try_send_to(datagram, *address)));
+                peer.repeated = now;
+                peer.flush(*address, outlet);
             }
-            alive && peer.heard.elapsed() < FORGET_AFTER
+            alive && now.duration_since(peer.heard) < FORGET_AFTER
         });
     }
 }
 
+impl Peer {
+    fn flush(&mut self, address: SocketAddr, outlet: &Rc<Outlet>) {
+        // An unconnected socket hears of no refusal; what else goes wrong is a lost datagram.
+        self.association.transmit(&mut |datagram| drop(outlet.send(datagram, Some(address))));
+    }
+}
+
 /// The answer to one message; repeated requests get the same answer again, since an echo changes nothing.
-fn answer(plaintext: &[u8], bodies: &mut HashMap<Vec<u8>, Vec<u8>>, sizes: Sizes) -> Option<Vec<u8>> {
-    let request = Packet::from_bytes(plaintext).ok()?;
+fn answer(plaintext: &[u8], from: SocketAddr, bodies: &mut Bodies, sizes: Sizes) -> Option<Vec<u8>> {
+    let request = Packet::from_bytes(plaintext).ok().filter(|request| request.header.get_version() == 1)?;
     let MessageClass::Request(method) = request.header.code else { return ping(&request) };
     let mut reply = reply_to(&request)?;
     let path = request.get_option(CoapOption::UriPath).is_some_and(|path| path.iter().eq([b"echo"]));
     reply.header.code = MessageClass::Response(match (path, method) {
+        _ if request.options().any(|(number, _)| is_unknown_critical(*number)) => ResponseType::BadOption,
         (false, _) => ResponseType::NotFound,
-        (true, RequestType::Post) => echo(&request, &mut reply, bodies, sizes),
+        (true, RequestType::Post) => echo(&request, &mut reply, from, bodies, sizes),
         (true, _) => ResponseType::MethodNotAllowed,
     });
     reply.to_bytes_unlimited().ok()
+}
+
+/// Whether an option must be understood (RFC 7252, 5.4.1) and is none of Uri-Host, Uri-Port, Uri-Path, Uri-Query,
+/// Accept, Block2, Block1.
+fn is_unknown_critical(number: u16) -> bool {
+    number % 2 == 1 && ![3, 7, 11, 15, 17, 23, 27].contains(&number)
 }
 
 /// An empty confirmable message is answered by a reset (RFC 7252, 4.3).
@@ -144,56 +204,40 @@ fn reply_to(request: &Packet) -> Option<Packet> {
     Some(message(kind, code, request.header.message_id, request.get_token()))
 }
 
-fn echo(request: &Packet, reply: &mut Packet, bodies: &mut HashMap<Vec<u8>, Vec<u8>>, sizes: Sizes) -> ResponseType {
-    let tag = request.get_first_option(REQUEST_TAG).cloned().unwrap_or_default();
-    let asked = block(request, CoapOption::Block2);
-    let Some(put) = block(request, CoapOption::Block1) else {
-        let Some(part) = asked.filter(|b| b.num > 0) else {
-            return give(&request.payload, 0, sizes, reply);
-        };
-        let Some(body) = bodies.get(&tag) else { return ResponseType::RequestEntityIncomplete };
-        let sizes = Sizes { whole: 0, block: sizes.block.min(part.size()) };
-        return give(body, usize::from(part.num), sizes, reply);
-    };
-    if put.num == 0 && bodies.len() >= BODIES_LIMIT && !bodies.contains_key(&tag) {
-        bodies.clear();
-    }
-    let body = bodies.entry(tag).or_default();
-    add_block(reply, CoapOption::Block1, put.num.into(), put.more, put.size());
-    match append(body, usize::from(put.num) * put.size(), &request.payload) {
-        ResponseType::Continue if put.more => ResponseType::Continue,
-        ResponseType::Continue => give(body, 0, sizes, reply),
-        refused => refused,
-    }
-}
-
-/// Puts a block where it belongs; one that comes again changes nothing.
-fn append(body: &mut Vec<u8>, at: usize, part: &[u8]) -> ResponseType {
-    if at == 0 {
-        body.clear();
-    }
-    if at + part.len() > BODY_LIMIT_BYTES {
-        return ResponseType::RequestEntityTooLarge;
-    }
-    if at + part.len() == body.len() && body[at..] == *part {
-        return ResponseType::Continue;
-    }
-    if at != body.len() {
-        return ResponseType::RequestEntityIncomplete;
-    }
-    body.extend_from_slice(part);
-    ResponseType::Continue
-}
-
-/// Puts a body, or one block of it, into an answer.
-fn give(body: &[u8], number: usize, sizes: Sizes, reply: &mut Packet) -> ResponseType {
-    let Some((part, more)) = cut(body, number, sizes.block) else { return ResponseType::BadOption };
-    reply.set_content_format(ContentFormat::ApplicationOctetStream);
-    if body.len() <= sizes.whole {
-        reply.payload = body.to_vec();
+fn echo(request: &Packet, reply: &mut Packet, from: SocketAddr, bodies: &mut Bodies, sizes: Sizes) -> ResponseType {
+    let (put, asked) = (Block::of(request, CoapOption::Block1), Block::of(request, CoapOption::Block2));
+    if put.is_none() && asked.is_none() && request.payload.len() <= sizes.whole {
+        reply.set_content_format(ContentFormat::ApplicationOctetStream);
+        reply.payload.clone_from(&request.payload);
         return ResponseType::Changed;
     }
-    add_block(reply, CoapOption::Block2, number, more, sizes.block);
+    let key = (from, request.get_first_option(REQUEST_TAG).cloned().unwrap_or_default());
+    let mut next = asked.unwrap_or(Block { number: 0, more: false, size: sizes.block });
+    if put.is_none() && next.number > 0 {
+        return give(bodies, &key, next, reply);
+    }
+    if let Some(put) = put {
+        put.add_to(reply, CoapOption::Block1);
+    }
+    let (at, more) = put.map_or((0, false), |put| (put.at(), put.more));
+    match bodies.put(&key, at, &request.payload, more) {
+        Put::Part => ResponseType::Continue,
+        Put::Gap => ResponseType::RequestEntityIncomplete,
+        Put::TooLarge => ResponseType::RequestEntityTooLarge,
+        Put::Whole => {
+            next = Block { number: 0, size: next.size.min(sizes.block), ..next };
+            give(bodies, &key, next, reply)
+        }
+    }
+}
+
+/// Puts a block of a body into an answer.
+fn give(bodies: &mut Bodies, key: &Key, next: Block, reply: &mut Packet) -> ResponseType {
+    let Some((part, more)) = bodies.take(key, next) else { return ResponseType::RequestEntityIncomplete };
+    reply.set_content_format(ContentFormat::ApplicationOctetStream);
+    if more || next.number > 0 {
+        Block { more, ..next }.add_to(reply, CoapOption::Block2);
+    }
     reply.payload = part.to_vec();
     ResponseType::Changed
 }

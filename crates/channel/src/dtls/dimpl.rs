@@ -55,8 +55,7 @@ impl Server {
     /// The server's side of a new association.
     pub fn accept(&self) -> Result<Dimpl, Error> {
         let mut association = Dimpl::new(&self.config, self.certificate.clone(), self.pinned, None);
-        // The first call of handle_timeout starts the state machine.
-        association.on_timeout()?;
+        association.start()?;
         Ok(association)
     }
 }
@@ -122,14 +121,13 @@ pub struct Dimpl {
 }
 
 impl Dimpl {
-    /// The client's side; its first flight is ready.
+    /// The client's side.
     pub fn client(pinned: &Pinned, ca_pem: &str, name: &str, datagram_bytes: usize) -> Result<Self, Error> {
         let verifier = Verifier::new(ca_pem, name)?;
         // dimpl wants a certificate on both sides, for WebRTC; this client is never asked for its own.
-        let own = Identity::new(&CERTIFICATES[0], &["client".to_owned()])?;
-        let mut client = Self::new(&config(pinned, datagram_bytes)?, certificate(&own), *pinned, Some(verifier));
+        let own = certificate(&Identity::new(&CERTIFICATES[0], &["client".to_owned()])?);
+        let mut client = Self::new(&config(pinned, datagram_bytes)?, own, *pinned, Some(verifier));
         client.dtls.set_active(true);
-        client.on_timeout()?;
         Ok(client)
     }
 
@@ -213,6 +211,11 @@ impl Dimpl {
 }
 
 impl Association for Dimpl {
+    fn start(&mut self) -> Result<(), Error> {
+        // The first call of handle_timeout starts the state machine.
+        self.on_timeout()
+    }
+
     fn receive(&mut self, datagram: &[u8], deliver: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
         if self.verifier.is_some() && self.negotiated.is_none() {
             self.hello.look(datagram);

@@ -203,7 +203,7 @@ impl Drop for Wolf {
 }
 
 impl Wolf {
-    /// The client's side; its first flight is ready.
+    /// The client's side.
     pub fn client(pinned: &Pinned, ca_pem: &str, name: &str, datagram_bytes: usize) -> Result<Self, Error> {
         let mut wolf = Self::new(Rc::new(Context::client(pinned, ca_pem, datagram_bytes)?), true)?;
         wolf.expect_name(name)?;
@@ -211,7 +211,6 @@ impl Wolf {
             // SAFETY: the association is valid.
             demand(unsafe { c::wolfSSL_UseKeyShare(wolf.raw.as_ptr(), pinned.group.code) }, pinned.group.name)?;
         }
-        wolf.handshake()?;
         Ok(wolf)
     }
 
@@ -326,6 +325,10 @@ impl Wolf {
 }
 
 impl Association for Wolf {
+    fn start(&mut self) -> Result<(), Error> {
+        if self.client { self.handshake() } else { Ok(()) }
+    }
+
     fn receive(&mut self, datagram: &[u8], deliver: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
         self.memory.incoming.clear();
         self.memory.incoming.extend_from_slice(datagram);
