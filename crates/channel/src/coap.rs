@@ -48,3 +48,39 @@ fn message(kind: MessageType, code: MessageClass, id: u16, token: &[u8]) -> Pack
     packet.set_token(token.to_vec());
     packet
 }
+
+#[cfg(test)]
+mod tests {
+    use coap_lite::{ContentFormat, RequestType};
+    use proptest::prelude::*;
+
+    use super::{block::Block, *};
+
+    /// The largest message with `payload` bytes: every option that any message here has.
+    fn largest(payload: usize, block: Option<usize>) -> usize {
+        let post = MessageClass::Request(RequestType::Post);
+        let mut packet = message(MessageType::Confirmable, post, u16::MAX, &[0xFF; 8]);
+        packet.add_option(CoapOption::UriPath, b"echo".to_vec());
+        packet.set_content_format(ContentFormat::ApplicationOctetStream);
+        if let Some(size) = block {
+            packet.add_option(REQUEST_TAG, vec![0xFF; 8]);
+            Block { number: (1 << 20) - 1, more: true, size }.add_to(&mut packet, CoapOption::Block1);
+            Block { number: (1 << 20) - 1, more: true, size }.add_to(&mut packet, CoapOption::Block2);
+        }
+        packet.payload = vec![0; payload];
+        packet.to_bytes_unlimited().unwrap().len() + OVERHEAD_BYTES
+    }
+
+    proptest! {
+        #[test]
+        fn every_message_fits_the_datagram_and_every_block_is_one_of_rfc_7959(datagram_bytes in 0..70_000usize) {
+            let sizes = Sizes::new(Coap { confirmable: true, nstart: 0, datagram_bytes });
+            prop_assert!(sizes.block.is_power_of_two() && (16..=1024).contains(&sizes.block));
+            // No smaller block is left to fall back to.
+            if sizes.whole >= 16 {
+                prop_assert!(largest(sizes.whole, None) <= datagram_bytes);
+                prop_assert!(largest(sizes.block, Some(sizes.block)) <= datagram_bytes);
+            }
+        }
+    }
+}

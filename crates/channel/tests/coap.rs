@@ -86,9 +86,9 @@ fn on_one_thread<T>(test: impl Future<Output = T>) -> T {
     LocalSet::new().block_on(&runtime, limited)
 }
 
-/// Stands between a client and the server at `to`, and forwards the datagrams that `pass` lets through; its first
-/// argument says whether a datagram goes to the server.
-async fn relay(to: SocketAddr, mut pass: impl FnMut(bool, &[u8]) -> bool + 'static) -> SocketAddr {
+/// Stands between a client and the server at `to`, and sends what `change` makes of each datagram; its first argument
+/// says whether the datagram goes to the server.
+async fn relay(to: SocketAddr, mut change: impl FnMut(bool, &[u8]) -> Vec<Vec<u8>> + 'static) -> SocketAddr {
     let near = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let far = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     far.connect(to).await.unwrap();
@@ -99,21 +99,32 @@ async fn relay(to: SocketAddr, mut pass: impl FnMut(bool, &[u8]) -> bool + 'stat
         loop {
             tokio::select! {
                 received = near.recv_from(&mut up) => {
-                    let (length, from) = received.unwrap();
+                    let Ok((length, from)) = received else { continue };
                     client = Some(from);
-                    if pass(true, &up[..length]) {
-                        let _ = far.send(&up[..length]).await;
+                    for datagram in change(true, &up[..length]) {
+                        let _ = far.send(&datagram).await;
                     }
                 }
                 received = far.recv(&mut down) => {
-                    if let (Ok(length), Some(client)) = (received, client) && pass(false, &down[..length]) {
-                        near.send_to(&down[..length], client).await.unwrap();
+                    let (Ok(length), Some(client)) = (received, client) else { continue };
+                    for datagram in change(false, &down[..length]) {
+                        let _ = near.send_to(&datagram, client).await;
                     }
                 }
             }
         }
     });
     address
+}
+
+/// Loses the datagrams whose numbers `lose` names, counted in both directions together.
+async fn lossy(to: SocketAddr, lose: impl Fn(usize) -> bool + 'static) -> SocketAddr {
+    let mut number = 0;
+    relay(to, move |_, datagram| {
+        number += 1;
+        if lose(number - 1) { Vec::new() } else { vec![datagram.to_vec()] }
+    })
+    .await
 }
 
 async fn negotiates_what_it_asks_for(channel: Channel) {
@@ -259,6 +270,296 @@ fn payloads_of_all_sizes_come_back() {
                 assert!(Nanos(0) < times.sent_ns && times.sent_ns < times.done_ns);
             }
             assert_eq!((log.snapshot().len(), lane.connection()), (1, 0));
+        }
+    });
+}
+
+#[test]
+fn a_payload_that_fits_goes_in_one_datagram_each_way() {
+    on_one_thread(async {
+        for channel in all_channels(LARGE) {
+            let (mut target, _server) = serve(channel).await;
+            let sizes = Rc::new(RefCell::new(Vec::new()));
+            let seen = sizes.clone();
+            target.address = relay(target.address, move |up, datagram| {
+                seen.borrow_mut().push((up, datagram.len()));
+                vec![datagram.to_vec()]
+            })
+            .await;
+            let client = CoapClient::connect(target).await.unwrap();
+            let mut lane = client.lane().await.unwrap();
+            // What the handshake has left to say has been said then.
+            echo(&mut lane, 1).await.unwrap();
+            sizes.borrow_mut().clear();
+            echo(&mut lane, 2048).await.unwrap();
+            let sizes = sizes.borrow();
+            assert!(matches!(sizes[..], [(true, 2049..=2125), (false, 2049..=2125)]), "{sizes:?}");
+        }
+    });
+}
+
+#[test]
+fn no_datagram_is_larger_than_asked() {
+    on_one_thread(async {
+        for datagram_bytes in [700, 1200, 1400] {
+            for channel in all_channels(Coap { datagram_bytes, ..CONFIRMABLE }) {
+                // dimpl fills its first flight up to a size of its own.
+                let handshake_too = channel.security().is_none_or(|security| security.library != "dimpl");
+                let (mut target, _server) = serve(channel.clone()).await;
+                let largest = Rc::new(Cell::new(0));
+                let seen = largest.clone();
+                target.address = relay(target.address, move |_, datagram| {
+                    seen.set(seen.get().max(datagram.len()));
+                    vec![datagram.to_vec()]
+                })
+                .await;
+                let client = CoapClient::connect(target).await.unwrap();
+                if !handshake_too {
+                    largest.set(0);
+                }
+                let mut lane = client.lane().await.unwrap();
+                for size in [1, datagram_bytes / 2, datagram_bytes - 80, datagram_bytes, 20_000] {
+                    echo(&mut lane, size).await.unwrap();
+                }
+                assert!(largest.get() <= datagram_bytes, "{channel:?}: {}", largest.get());
+            }
+        }
+    });
+}
+
+#[test]
+fn twenty_lanes_at_once_do_not_mix_their_blocks() {
+    on_one_thread(async {
+        for channel in [CONFIRMABLE, NON_CONFIRMABLE].into_iter().flat_map(all_channels) {
+            let (target, _server) = serve(channel).await;
+            let client = CoapClient::connect(target).await.unwrap();
+            let mut exchanges = tokio::task::JoinSet::new();
+            for number in 0..20 {
+                let mut lane = client.lane().await.unwrap();
+                let mut body = payload(5000 + 100 * usize::from(number));
+                body.fill_with(|| number);
+                exchanges.spawn_local(async move { lane.exchange(&body, &mut Times::default()).await });
+            }
+            assert!(exchanges.join_all().await.iter().all(Result::is_ok));
+        }
+    });
+}
+
+/// The most requests that were outstanding when five lanes exchanged `size` bytes each.
+async fn outstanding(coap: Coap, size: usize) -> i32 {
+    let (mut target, _server) = serve(Channel::Coap { coap }).await;
+    let (most, mut now) = (Rc::new(Cell::new(0)), 0);
+    let seen = most.clone();
+    target.address = relay(target.address, move |up, datagram| {
+        now += if up { 1 } else { -1 };
+        seen.set(seen.get().max(now));
+        vec![datagram.to_vec()]
+    })
+    .await;
+    let client = CoapClient::connect(target).await.unwrap();
+    let mut exchanges = tokio::task::JoinSet::new();
+    for _ in 0..5 {
+        let mut lane = client.lane().await.unwrap();
+        exchanges.spawn_local(async move { echo(&mut lane, size).await.unwrap() });
+    }
+    exchanges.join_all().await;
+    most.get()
+}
+
+#[test]
+fn nstart_bounds_the_exchanges_that_are_outstanding() {
+    on_one_thread(async {
+        assert_eq!(outstanding(Coap { nstart: 1, ..CONFIRMABLE }, 100).await, 1);
+        assert_eq!(outstanding(Coap { nstart: 1, ..CONFIRMABLE }, 3000).await, 1);
+        assert_eq!(outstanding(Coap { nstart: 2, ..NON_CONFIRMABLE }, 100).await, 2);
+        assert!(outstanding(CONFIRMABLE, 100).await > 1);
+    });
+}
+
+#[test]
+fn a_handshake_survives_the_loss_of_any_one_datagram() {
+    on_one_thread(async {
+        let mut handshakes = tokio::task::JoinSet::new();
+        for channel in all_channels(NON_CONFIRMABLE).into_iter().filter(|channel| channel.security().is_some()) {
+            for lost in 0..14 {
+                let channel = channel.clone();
+                handshakes.spawn_local(async move {
+                    let (mut target, _server) = serve(channel.clone()).await;
+                    target.address = lossy(target.address, move |number| number == lost).await;
+                    let connected = tokio::time::timeout(Duration::from_secs(8), CoapClient::connect(target)).await;
+                    let client = connected.unwrap_or_else(|_| panic!("{channel:?} without datagram {lost}")).unwrap();
+                    let mut failures = 0;
+                    // The datagram that is lost may be one of these exchanges' own.
+                    for _ in 0..3 {
+                        let mut lane = client.lane().await.unwrap();
+                        let exchanged = tokio::time::timeout(Duration::from_secs(4), echo(&mut lane, 10)).await;
+                        failures += usize::from(exchanged != Ok(Ok(())));
+                    }
+                    assert!(failures < 2, "{channel:?} without datagram {lost}");
+                });
+            }
+        }
+        handshakes.join_all().await;
+    });
+}
+
+#[test]
+fn a_lost_confirmable_message_is_repeated() {
+    on_one_thread(async {
+        // The request is lost, or the answer.
+        let losses = [0, 1].map(async |lost| {
+            let (mut target, _server) = serve(Channel::Coap { coap: CONFIRMABLE }).await;
+            target.address = lossy(target.address, move |number| number == lost).await;
+            let client = CoapClient::connect(target).await.unwrap();
+            let started = std::time::Instant::now();
+            echo(&mut client.lane().await.unwrap(), 10).await.unwrap();
+            // ACK_TIMEOUT, and up to ACK_RANDOM_FACTOR times that.
+            assert!((2000..3500).contains(&started.elapsed().as_millis()), "{:?}", started.elapsed());
+        });
+        let [request, answer] = losses;
+        tokio::join!(request, answer);
+    });
+}
+
+#[test]
+fn a_lost_non_confirmable_message_stops_its_own_exchange_only() {
+    on_one_thread(async {
+        for lost in [0, 1] {
+            let (mut target, _server) = serve(Channel::Coap { coap: NON_CONFIRMABLE }).await;
+            target.address = lossy(target.address, move |number| number == lost).await;
+            let client = CoapClient::connect(target).await.unwrap();
+            let mut lane = client.lane().await.unwrap();
+            let exchanged = tokio::time::timeout(Duration::from_millis(100), echo(&mut lane, 10)).await;
+            assert!(exchanged.is_err());
+            echo(&mut client.lane().await.unwrap(), 3000).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn an_exchange_that_is_given_up_frees_its_place() {
+    on_one_thread(async {
+        for channel in all_channels(Coap { nstart: 1, ..CONFIRMABLE }) {
+            let (target, _server) = serve(channel).await;
+            let client = CoapClient::connect(target).await.unwrap();
+            for _ in 0..5 {
+                let mut lane = client.lane().await.unwrap();
+                let (body, mut times) = (payload(5000), Times::default());
+                let mut exchange = pin!(lane.exchange(&body, &mut times));
+                assert!(poll_fn(|cx| Poll::Ready(exchange.as_mut().poll(cx))).await.is_pending());
+            }
+            echo(&mut client.lane().await.unwrap(), 5000).await.unwrap();
+        }
+    });
+}
+
+/// What a stranger could send with a forged address, having seen `datagram`.
+fn forgeries(datagram: &[u8]) -> Vec<Vec<u8>> {
+    let mut forgeries = vec![datagram.to_vec(), Vec::new(), vec![0; 1], vec![0xFF; 3000], payload(1400)];
+    for kind in (20..=26).chain([0x20, 0x2C, 0x2D, 0x2E, 0x2F, 0x3F]) {
+        for epoch in 0..4 {
+            for body in [&[][..], &[1], &[2, 40], &[1, 0], &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[0; 64]] {
+                let mut forgery = vec![kind, 0xFE, 0xFD, 0, epoch, 0, 0, 0, 0, 7, epoch, 0, 0];
+                forgery[12] = u8::try_from(body.len()).unwrap();
+                forgery.extend(body);
+                forgeries.push(forgery);
+            }
+        }
+    }
+    for at in 0..datagram.len().min(40) {
+        let mut forgery = datagram.to_vec();
+        forgery[at] ^= 0x55;
+        forgeries.extend([forgery, datagram[..at].to_vec()]);
+    }
+    forgeries
+}
+
+#[test]
+fn forged_datagrams_do_not_end_an_association() {
+    on_one_thread(async {
+        for channel in all_channels(CONFIRMABLE).into_iter().filter(|channel| channel.security().is_some()) {
+            let (mut target, _server) = serve(channel.clone()).await;
+            let established = Rc::new(Cell::new(false));
+            let forge = established.clone();
+            target.address = relay(target.address, move |_, datagram| {
+                let before = if forge.get() { forgeries(datagram) } else { Vec::new() };
+                before.into_iter().chain([datagram.to_vec()]).collect()
+            })
+            .await;
+            let client = CoapClient::connect(target).await.unwrap();
+            let mut lane = client.lane().await.unwrap();
+            echo(&mut lane, 10).await.unwrap();
+            established.set(true);
+            for _ in 0..3 {
+                let exchanged = tokio::time::timeout(Duration::from_secs(1), echo(&mut lane, 10)).await;
+                assert_eq!(exchanged, Ok(Ok(())), "{channel:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn garbage_in_place_of_coap_is_survived_on_both_sides() {
+    on_one_thread(async {
+        let (mut target, _server) = serve(Channel::Coap { coap: CONFIRMABLE }).await;
+        target.address = relay(target.address, |_, datagram| {
+            // Without those that are the datagram, or one that says something else in its place.
+            let mut all: Vec<_> = forgeries(datagram).into_iter().filter(|forgery| forgery.len() < 8).collect();
+            all.push(datagram.to_vec());
+            all
+        })
+        .await;
+        let client = CoapClient::connect(target).await.unwrap();
+        let mut lane = client.lane().await.unwrap();
+        for size in [1, 100, 3000] {
+            tokio::time::timeout(Duration::from_secs(1), echo(&mut lane, size)).await.unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_server_that_is_gone_closes_its_exchanges_and_then_has_vanished() {
+    on_one_thread(async {
+        for channel in all_channels(CONFIRMABLE) {
+            let (target, server) = serve(channel).await;
+            let client = CoapClient::connect(target).await.unwrap();
+            let mut lane = client.lane().await.unwrap();
+            echo(&mut lane, 1).await.unwrap();
+            server.abort();
+            assert!(server.await.is_err());
+            let exchanged = tokio::time::timeout(Duration::from_secs(1), echo(&mut lane, 1)).await;
+            assert_eq!(exchanged, Ok(Err(ExchangeError::Closed)));
+            assert_eq!(client.lane().await.err().unwrap().outcome(), Outcome::Vanished);
+        }
+    });
+}
+
+#[test]
+fn a_port_where_nobody_listens_is_unreachable() {
+    on_one_thread(async {
+        for channel in all_channels(CONFIRMABLE).into_iter().filter(|channel| channel.security().is_some()) {
+            let (target, server) = serve(channel).await;
+            server.abort();
+            assert!(server.await.is_err());
+            assert_eq!(connect_error(target).await.outcome(), Outcome::Unreachable);
+        }
+    });
+}
+
+#[cfg(feature = "wolfssl")]
+#[test]
+fn each_library_speaks_with_the_other() {
+    on_one_thread(async {
+        for (ours, theirs) in [("dimpl", "wolfssl"), ("wolfssl", "dimpl")] {
+            for version in VERSIONS {
+                let (mut target, _server) = serve(protected(CONFIRMABLE, theirs, version)).await;
+                target.channel = protected(CONFIRMABLE, ours, version);
+                let client = CoapClient::connect(target).await.unwrap();
+                let mut lane = client.lane().await.unwrap();
+                for size in [1, 1000, 20_000] {
+                    echo(&mut lane, size).await.unwrap();
+                }
+            }
         }
     });
 }

@@ -9,6 +9,7 @@ use std::{
 use ciphertoll_wire::{Channel, Coap, Nanos, Outcome};
 use coap_lite::{CoapOption, ContentFormat, MessageClass, MessageType, Packet, RequestType, ResponseType};
 use tokio::{
+    io::Interest,
     net::UdpSocket,
     sync::{Notify, Semaphore},
     task::{JoinHandle, spawn_local},
@@ -163,17 +164,30 @@ async fn shake_hands(outlet: &Rc<Outlet>, association: &mut dyn Association) -> 
     }
 }
 
+/// Waits for a datagram, or for an ICMP message that nobody listens, which alone makes no socket readable.
+async fn readable(socket: &UdpSocket) -> std::io::Result<()> {
+    let ready = socket.ready(Interest::READABLE | Interest::ERROR).await?;
+    if ready.is_error() {
+        let taken = socket.try_io(Interest::ERROR, || match socket.take_error()? {
+            Some(error) => Ok(error),
+            None => Err(std::io::ErrorKind::WouldBlock.into()),
+        });
+        return taken.map_or(Ok(()), Err);
+    }
+    Ok(())
+}
+
 /// Reads datagrams until the association is over.
 async fn read(shared: Rc<Shared>) {
     let mut buffer = vec![0; LARGEST_DATAGRAM_BYTES];
     let error = loop {
         let length = match shared.outlet.socket.try_recv(&mut buffer) {
             Ok(length) => length,
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => match shared.outlet.socket.readable().await {
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => match shared.wait().await {
                 Ok(()) => continue,
-                Err(e) => break Error::failed(Outcome::Vanished, e),
+                Err(error) => break error,
             },
-            Err(e) => break refused(&e),
+            Err(e) => break vanished(&e),
         };
         let mut replies = Vec::new();
         let received = shared.association.borrow_mut().receive(&buffer[..length], &mut |plaintext| {
@@ -191,11 +205,23 @@ async fn read(shared: Rc<Shared>) {
     shared.lose(error);
 }
 
-fn refused(error: &std::io::Error) -> Error {
+fn vanished(error: &std::io::Error) -> Error {
     Error::failed(Outcome::Vanished, format!("the peer vanished: {error}"))
 }
 
 impl Shared {
+    /// Waits for a datagram, and repeats meanwhile what of the handshake the peer has not acknowledged.
+    async fn wait(&self) -> Result<(), Error> {
+        let patience = self.association.borrow().timeout();
+        let Some(patience) = patience else { return readable(&self.outlet.socket).await.map_err(|e| vanished(&e)) };
+        if let Ok(ready) = timeout(patience, readable(&self.outlet.socket)).await {
+            return ready.map_err(|e| vanished(&e));
+        }
+        let repeated = self.association.borrow_mut().on_timeout();
+        self.flush();
+        repeated
+    }
+
     /// Ends all exchanges.
     fn lose(&self, error: Error) {
         self.lost.borrow_mut().get_or_insert(error);
@@ -218,7 +244,7 @@ impl Shared {
             }
         });
         if let Err(error) = sent {
-            self.lose(refused(&error));
+            self.lose(vanished(&error));
         }
     }
 

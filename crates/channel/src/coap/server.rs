@@ -241,3 +241,121 @@ fn give(bodies: &mut Bodies, key: &Key, next: Block, reply: &mut Packet) -> Resp
     reply.payload = part.to_vec();
     ResponseType::Changed
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIZES: Sizes = Sizes { whole: 100, block: 64 };
+
+    fn confirmable(method: RequestType, path: &str, payload: &[u8]) -> Packet {
+        let mut request = message(MessageType::Confirmable, MessageClass::Request(method), 7, &[1; 8]);
+        request.add_option(CoapOption::UriPath, path.into());
+        request.payload = payload.to_vec();
+        request
+    }
+
+    fn post(payload: &[u8]) -> Packet {
+        confirmable(RequestType::Post, "echo", payload)
+    }
+
+    fn part(number: usize, more: bool, content: u8) -> Packet {
+        let mut request = post(&[content; 64]);
+        Block { number, more, size: 64 }.add_to(&mut request, CoapOption::Block1);
+        request
+    }
+
+    fn next(number: usize) -> Packet {
+        let mut request = post(&[]);
+        Block { number, more: false, size: 64 }.add_to(&mut request, CoapOption::Block2);
+        request
+    }
+
+    fn answered(request: &Packet, bodies: &mut Bodies) -> Packet {
+        let from = (Ipv4Addr::LOCALHOST, 1).into();
+        Packet::from_bytes(&answer(&request.to_bytes_unlimited().unwrap(), from, bodies, SIZES).unwrap()).unwrap()
+    }
+
+    fn code_of(request: &Packet) -> String {
+        answered(request, &mut Bodies::default()).header.get_code()
+    }
+
+    #[test]
+    fn what_is_no_post_to_echo_is_refused_with_the_code_that_says_why() {
+        assert_eq!(code_of(&post(b"x")), "2.04");
+        assert_eq!(code_of(&confirmable(RequestType::Post, "other", b"x")), "4.04");
+        assert_eq!(code_of(&confirmable(RequestType::Get, "echo", b"")), "4.05");
+        let mut request = post(b"x");
+        request.add_option(CoapOption::Unknown(2049), vec![1]);
+        assert_eq!(code_of(&request), "4.02");
+    }
+
+    #[test]
+    fn a_block_out_of_order_is_refused_and_a_repeated_one_is_not() {
+        let mut bodies = Bodies::default();
+        for (number, code) in
+            [(1, "4.08"), (0, "2.31"), (0, "2.31"), (1, "2.31"), (1, "2.31"), (0, "2.31"), (3, "4.08")]
+        {
+            assert_eq!(answered(&part(number, true, 9), &mut bodies).header.get_code(), code, "{number}");
+        }
+        assert_eq!(answered(&part(2, false, 8), &mut bodies).header.get_code(), "2.04");
+        assert_eq!(answered(&part(2, false, 8), &mut bodies).payload, [9; 64]);
+        for _ in 0..2 {
+            let last = answered(&next(2), &mut bodies);
+            assert_eq!((last.header.get_code().as_str(), last.payload.as_slice()), ("2.04", &[8; 64][..]));
+            assert!(!Block::of(&last, CoapOption::Block2).unwrap().more);
+        }
+        assert_eq!(answered(&next(3), &mut bodies).header.get_code(), "4.08");
+    }
+
+    #[test]
+    fn only_the_first_message_of_a_handshake_makes_a_peer_of_a_sender() {
+        let certificate = &crate::names::CERTIFICATES[0];
+        let identity = Identity::new(certificate, &["localhost".into()]).unwrap();
+        let pinned = Pinned {
+            version: ciphertoll_wire::TlsVersion::Dtls13,
+            suite: &crate::names::SUITES[0],
+            group: &crate::names::GROUPS[0],
+            certificate,
+            library: crate::names::Library::Dimpl,
+        };
+        let settings = Coap { confirmable: true, nstart: 0, datagram_bytes: 1400 };
+        let server = Server::new(Some(&(pinned, identity)), settings).unwrap();
+        let mut hello = vec![22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert!(server.acceptor.welcomes(&hello));
+        for (at, other) in [(0, 23), (0, 0x2F), (4, 1), (13, 2)] {
+            let was = std::mem::replace(&mut hello[at], other);
+            assert!(!server.acceptor.welcomes(&hello));
+            hello[at] = was;
+        }
+        assert!(!server.acceptor.welcomes(&hello[..18]));
+        assert!(!server.acceptor.welcomes(&[]));
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_datagrams_are_answered_without_harm(datagrams: Vec<Vec<u8>>) {
+            let (from, mut bodies) = ((Ipv4Addr::LOCALHOST, 1).into(), Bodies::default());
+            for datagram in datagrams {
+                let _ = dtls::client_hello_number(&datagram);
+                answer(&datagram, from, &mut bodies, SIZES);
+            }
+        }
+
+        #[test]
+        fn arbitrary_requests_are_answered_without_harm(
+            requests in prop::collection::vec((any::<[u8; 3]>(), 0..4usize, any::<Vec<u8>>()), 1..20)
+        ) {
+            let mut bodies = Bodies::default();
+            for (value, option, payload) in requests {
+                let mut request = post(&payload);
+                request.add_option([23, 27, 292, 11][option].into(), value.to_vec());
+                answered(&request, &mut bodies);
+            }
+        }
+    }
+}

@@ -239,8 +239,9 @@ impl Association for Dimpl {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        let due = self.due.filter(|_| self.negotiated.is_none())?;
-        Some(due.saturating_duration_since(Instant::now()))
+        let patience = self.due?.saturating_duration_since(Instant::now());
+        // dimpl names a time that is hours away while there is nothing to repeat.
+        (patience < Duration::from_secs(3600)).then_some(patience)
     }
 
     fn on_timeout(&mut self) -> Result<(), Error> {

@@ -187,8 +187,8 @@ unsafe extern "C" fn take(_: *mut c::WOLFSSL, from: *mut c_char, size: c_int, me
 /// One association.
 pub struct Wolf {
     raw: NonNull<c::WOLFSSL>,
-    // Boxed, because wolfSSL keeps its address.
-    memory: Box<Memory>,
+    // From a Box, and freed by `drop`. It is a raw pointer, because wolfSSL keeps a copy that its callbacks use.
+    memory: NonNull<Memory>,
     plaintext: Vec<u8>,
     client: bool,
     negotiated: Option<Negotiated>,
@@ -197,8 +197,12 @@ pub struct Wolf {
 
 impl Drop for Wolf {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from wolfSSL_new and is freed once, before the memory that its callbacks use.
-        unsafe { c::wolfSSL_free(self.raw.as_ptr()) };
+        // SAFETY: `raw` came from wolfSSL_new and is freed once, before the memory that its callbacks use, which came
+        // from a Box and is freed once.
+        unsafe {
+            c::wolfSSL_free(self.raw.as_ptr());
+            drop(Box::from_raw(self.memory.as_ptr()));
+        }
     }
 }
 
@@ -223,8 +227,8 @@ impl Wolf {
         // SAFETY: the context is valid and lives as long as the association, which holds it.
         let raw = NonNull::new(unsafe { c::wolfSSL_new(context.raw.as_ptr()) })
             .ok_or_else(|| Error::failed(Outcome::Machine, "wolfSSL cannot make an association"))?;
-        let mut memory = Box::<Memory>::default();
-        let address: *mut c_void = std::ptr::from_mut(memory.as_mut()).cast();
+        let memory = NonNull::from(Box::leak(Box::<Memory>::default()));
+        let address: *mut c_void = memory.as_ptr().cast();
         let mut group = [c_int::from(context.pinned.group.code)];
         // SAFETY: the association is valid, `address` stays valid as long as it, and wolfSSL copies the groups.
         let set = unsafe {
@@ -244,6 +248,13 @@ impl Wolf {
             Outcome::Unsupported,
             format!("this build of wolfSSL does not have `{group}`; build with CONFIG_SITE=config.site"),
         ))
+    }
+
+    /// Not to be held during a call into wolfSSL, whose callbacks use it too.
+    fn memory(&mut self) -> &mut Memory {
+        // SAFETY: it is valid until `drop`; the callbacks, which alone use it besides, run within calls that take
+        // `self`.
+        unsafe { self.memory.as_mut() }
     }
 
     fn expect_name(&mut self, name: &str) -> Result<(), Error> {
@@ -284,7 +295,7 @@ impl Wolf {
         unsafe { c::wolfSSL_get_error(self.raw.as_ptr(), result) }
     }
 
-    fn read_back(&self) -> Result<Negotiated, Error> {
+    fn read_back(&mut self) -> Result<Negotiated, Error> {
         let raw = self.raw.as_ptr();
         // SAFETY: the association is valid; the strings belong to wolfSSL and end with 0.
         let (suite, version, curve, resumed) = unsafe {
@@ -296,11 +307,11 @@ impl Wolf {
             )
         };
         let version = if version == "DTLSv1.2" { TlsVersion::Dtls12 } else { TlsVersion::Dtls13 };
-        let pinned = &self.context.pinned;
         let suite = u16::try_from(suite).ok();
         if self.client {
-            return tls::negotiated(version, suite, group_code(&curve), self.memory.leaf.as_deref(), resumed);
+            return tls::negotiated(version, suite, group_code(&curve), self.memory().leaf.as_deref(), resumed);
         }
+        let pinned = &self.context.pinned;
         // A server sees no certificate and, as wolfSSL tells it, no group: the client proves both.
         let suite = SUITES.iter().find(|s| Some(s.code) == suite).map_or("", |s| s.name).into();
         let (group, certificate) = (pinned.group.name.into(), pinned.certificate.name.into());
@@ -330,8 +341,9 @@ impl Association for Wolf {
     }
 
     fn receive(&mut self, datagram: &[u8], deliver: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
-        self.memory.incoming.clear();
-        self.memory.incoming.extend_from_slice(datagram);
+        let memory = self.memory();
+        memory.incoming.clear();
+        memory.incoming.extend_from_slice(datagram);
         if self.negotiated.is_none() {
             self.handshake()?;
         }
@@ -349,7 +361,7 @@ impl Association for Wolf {
     }
 
     fn transmit(&mut self, emit: &mut dyn FnMut(&[u8])) {
-        self.memory.outgoing.drain(emit);
+        self.memory().outgoing.drain(emit);
     }
 
     fn timeout(&self) -> Option<Duration> {
