@@ -6,7 +6,7 @@ mod dimpl;
 #[cfg(feature = "wolfssl")]
 mod wolf;
 
-use std::{rc::Rc, time::Duration};
+use std::time::Duration;
 
 use ciphertoll_wire::{Negotiated, Outcome};
 
@@ -99,7 +99,7 @@ enum Kind {
     Plain,
     Dimpl(dimpl::Server),
     #[cfg(feature = "wolfssl")]
-    Wolf(Rc<wolf::Context>),
+    Wolf(std::rc::Rc<wolf::Context>),
 }
 
 impl Acceptor {
@@ -112,7 +112,7 @@ impl Acceptor {
         match pinned.library {
             Library::Dimpl => Ok(Self(Kind::Dimpl(dimpl::Server::new(pinned, identity, datagram_bytes)?))),
             #[cfg(feature = "wolfssl")]
-            Library::Wolfssl => Ok(Self(Kind::Wolf(Rc::new(wolf::Context::server(pinned, identity, datagram_bytes)?)))),
+            Library::Wolfssl => Ok(Self(Kind::Wolf(wolf::Context::server(pinned, identity, datagram_bytes)?.into()))),
             other => Err(Error::failed(Outcome::Unsupported, format!("library `{}` has no DTLS here", other.name()))),
         }
     }
