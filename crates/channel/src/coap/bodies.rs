@@ -39,7 +39,7 @@ pub enum Put {
 /// All bodies of a server.
 #[derive(Default)]
 pub struct Bodies {
-    bodies: HashMap<Key, Body>,
+    kept: HashMap<Key, Body>,
     /// The keys, the oldest body first.
     order: VecDeque<Key>,
     total_bytes: usize,
@@ -58,13 +58,13 @@ impl Bodies {
         if at + part.len() > BODY_LIMIT_BYTES {
             return Put::TooLarge;
         }
-        if !self.bodies.contains_key(key) {
+        if !self.kept.contains_key(key) {
             if at > 0 {
                 return Put::Gap;
             }
             self.begin(key);
         }
-        let Some(body) = self.bodies.get_mut(key) else { return Put::Gap };
+        let Some(body) = self.kept.get_mut(key) else { return Put::Gap };
         let before = body.bytes.len();
         let put = body.put(at, part, more);
         self.total_bytes = self.total_bytes - before + body.bytes.len();
@@ -76,7 +76,7 @@ impl Bodies {
 
     /// The block of a whole body that begins where `block` does.
     pub fn take(&mut self, key: &Key, block: Block) -> Option<(&[u8], bool)> {
-        let body = self.bodies.get_mut(key)?;
+        let body = self.kept.get_mut(key)?;
         body.touched = Instant::now();
         let from = block.at().checked_sub(body.trimmed)?;
         let (_, more) = cut(&body.bytes, from, block.size)?;
@@ -94,7 +94,7 @@ impl Bodies {
     /// Forgets what was not touched for long.
     pub fn forget(&mut self, now: Instant) {
         while let Some(key) = self.order.front() {
-            let body = self.bodies.get(key);
+            let body = self.kept.get(key);
             if body.is_some_and(|body| now.saturating_duration_since(body.touched) < FORGET_AFTER) {
                 return;
             }
@@ -107,11 +107,11 @@ impl Bodies {
             self.drop_oldest();
         }
         self.order.push_back(key.clone());
-        self.bodies.insert(key.clone(), Body { bytes: Vec::new(), trimmed: 0, touched: Instant::now() });
+        self.kept.insert(key.clone(), Body { bytes: Vec::new(), trimmed: 0, touched: Instant::now() });
     }
 
     fn drop_oldest(&mut self) {
-        let oldest = self.order.pop_front().and_then(|key| self.bodies.remove(&key));
+        let oldest = self.order.pop_front().and_then(|key| self.kept.remove(&key));
         self.total_bytes -= oldest.map_or(0, |body| body.bytes.len());
     }
 }
@@ -227,9 +227,9 @@ mod tests {
             assert!(bodies.order.len() <= COUNT_LIMIT);
         }
         bodies.forget(Instant::now());
-        assert!(!bodies.bodies.is_empty());
+        assert!(!bodies.kept.is_empty());
         bodies.forget(Instant::now() + FORGET_AFTER);
-        assert_eq!((bodies.bodies.len(), bodies.order.len(), bodies.total_bytes), (0, 0, 0));
+        assert_eq!((bodies.kept.len(), bodies.order.len(), bodies.total_bytes), (0, 0, 0));
     }
 
     proptest! {
@@ -256,7 +256,7 @@ mod tests {
                 } else {
                     bodies.put(&key(tag), number * 16, &[content; 16], more);
                 }
-                let held: usize = bodies.bodies.values().map(|body| body.bytes.len()).sum();
+                let held: usize = bodies.kept.values().map(|body| body.bytes.len()).sum();
                 prop_assert_eq!(held, bodies.total_bytes);
             }
         }

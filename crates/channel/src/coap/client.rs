@@ -264,6 +264,9 @@ impl Shared {
             mailbox.wake.notify_one();
             return None;
         }
+        if !matches!(packet.header.code, MessageClass::Response(_)) {
+            return None;
+        }
         let token = u64::from_le_bytes(packet.get_token().try_into().ok()?);
         let index = usize::try_from(token >> 32).ok()?;
         if let Some(mailbox) = boxes.get(index).filter(|b| b.token.get() == token) {
@@ -379,7 +382,9 @@ impl CoapLane {
                 return Ok(rest.is_empty());
             };
             let mut request = self.request();
-            tag.into_iter().for_each(|tag| request.add_option(REQUEST_TAG, tag.to_vec()));
+            if let Some(tag) = tag {
+                request.add_option(REQUEST_TAG, tag.to_vec());
+            }
             Block { number: part.number + 1, more: false, ..part }.add_to(&mut request, CoapOption::Block2);
             answer = self.ask(&request).await?;
         }
@@ -427,4 +432,38 @@ impl CoapLane {
 /// Something between 0 and 1 that differs from one exchange to the next.
 fn fraction(now: Nanos) -> f64 {
     f64::from(u32::try_from(now.0 % 1009).unwrap_or(0)) / 1009.0
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::LocalSet;
+
+    use super::*;
+    use crate::ConnectionLog;
+
+    #[test]
+    fn lanes_that_were_given_up_make_room_for_others() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let silent = UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            let coap = Coap { confirmable: true, nstart: 0, datagram_bytes: 1400 };
+            let target = Target {
+                channel: Channel::Coap { coap },
+                address: silent.local_addr().unwrap(),
+                name: String::new(),
+                ca_pem: None,
+                log: ConnectionLog::default(),
+            };
+            let client = CoapClient::connect(target).await.unwrap();
+            let mut last = 0;
+            for _ in 0..100 {
+                let mut lane = client.lane().await.unwrap();
+                let (patience, mut times) = (Duration::from_micros(1), Times::default());
+                assert!(timeout(patience, lane.exchange(&[1; 3000], &mut times)).await.is_err());
+                assert!(lane.mailbox.token.get() > last, "a token came twice");
+                last = lane.mailbox.token.get();
+            }
+            assert_eq!(client.shared.boxes.borrow().len(), 1);
+        });
+    }
 }

@@ -75,3 +75,35 @@ async fn drain(outlet: Rc<Outlet>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    #[test]
+    fn datagrams_that_the_socket_does_not_take_at_once_arrive_in_order() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let to = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            let outlet = Outlet::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+            let address = Some(to.local_addr().unwrap());
+            // A socket that the runtime has not polled yet has no room.
+            assert_eq!(outlet.try_send(&[0], address).unwrap_err().kind(), ErrorKind::WouldBlock);
+            for n in 0..100 {
+                outlet.send(&[n], address).unwrap();
+            }
+            assert_eq!(outlet.waiting.borrow().len(), 100);
+            for n in 0..100 {
+                let mut byte = [0];
+                to.recv(&mut byte).await.unwrap();
+                assert_eq!(byte, [n]);
+            }
+            outlet.send(&[100], address).unwrap();
+            assert!(outlet.waiting.borrow().is_empty());
+        });
+    }
+}

@@ -31,8 +31,9 @@ const TICK: Duration = Duration::from_millis(250);
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 /// More peers than this at once are not served: the one that has been silent for longest makes room.
 const PEERS_LIMIT: usize = 4096;
-/// A ClientHello within this time after the last datagram of an association is a late one of that association.
-const LATE: Duration = Duration::from_secs(1);
+/// A `ClientHello` this soon after another datagram of an association is a late one of that association. Clients repeat
+/// theirs after 0.75 s or more.
+const LATE: Duration = Duration::from_millis(500);
 
 /// Echoes what is posted to `/echo`, until dropped.
 ///
