@@ -236,3 +236,13 @@ def test_a_channel_that_ran_only_without_a_workload_is_judged_too():
     assert row.estimates["rtt_ns.p50"].value is not None
     assert row.changes == []
     assert Detector().kind == "detector"
+
+
+def test_a_frame_that_an_end_of_the_window_cuts_counts_in_part() -> None:
+    from ciphertoll.judge.observe import _completed
+
+    done = pl.Series([0, 400, 800, 1200, 1600], dtype=pl.UInt64)
+    assert _completed(done, (0, 1000)) == pytest.approx(2.5)
+    assert _completed(done, (200, 1000)) == pytest.approx(2.0)
+    assert _completed(done, (1000, 9000)) == pytest.approx(1.5), "nothing is made up behind the last frame"
+    assert _completed(pl.Series([500], dtype=pl.UInt64), (0, 1000)) == pytest.approx(1.0)

@@ -15,6 +15,9 @@ from typing import Any, Literal
 
 SCHEMA_VERSION = 1
 NS = 1_000_000_000
+# Longest time to connect, handshake included, and from due to done of one exchange.
+CONNECT_TIMEOUT_NS = 5 * NS
+EXCHANGE_TIMEOUT_NS = 5 * NS
 
 Protocol = Literal["http", "https", "h3", "mqtt", "mqtts", "coap", "coaps"]
 SECURED: tuple[Protocol, ...] = ("https", "h3", "mqtts", "coaps")
@@ -290,6 +293,7 @@ class Spec:
     sensor_interval_ns: int = NS
     retries: int = 1  # how often a void trial is repeated within its block
     peer: str | None = None  # path of a server token; None: the embedded server on this machine
+    peer_host: str | None = None  # where that server is; None: the first name in the token
 
     @property
     def id(self) -> str:

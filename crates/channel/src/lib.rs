@@ -2,7 +2,8 @@
 //!
 //! A protocol module gives a [`Client`] and a `serve` function. A client opens [`Lane`]s: places for one
 //! exchange at a time. Where the protocol multiplexes, lanes share a connection; where it cannot, each
-//! lane is a connection of its own. Everything runs on one thread of a Tokio runtime inside a `LocalSet`.
+//! lane is a connection of its own. Everything runs on one thread, in a
+//! Tokio `LocalRuntime` or `LocalSet`.
 //!
 //! What may be negotiated is pinned by [`tls`] and [`dtls`] to exactly one version, suite, group and
 //! certificate algorithm, and read back from the library after each handshake.

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use ciphertoll_channel::clock;
 use ciphertoll_wire::Nanos;
 use serde_json::json;
+use tokio::runtime::{Builder, LocalOptions};
 
 use crate::{
     output,
@@ -31,8 +32,9 @@ pub fn run(rate_hz: &str, seconds: &str) -> ExitCode {
 }
 
 fn pace(rate_hz: f64, span: Nanos) -> std::io::Result<(Nanos, Vec<u64>)> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
+    // In a task, as the load does it.
+    let paced = runtime.spawn_local(async move {
         let waiter = Waiter::new()?;
         let paced = Paced::new(clock::now() + Nanos(2_000_000), rate_hz);
         let mut lags = Vec::with_capacity(paced.count(span));
@@ -43,7 +45,8 @@ fn pace(rate_hz: f64, span: Nanos) -> std::io::Result<(Nanos, Vec<u64>)> {
             lags.push(clock::now().since(due).0);
         }
         Ok((clock::thread_cpu().since(cpu), lags))
-    })
+    });
+    runtime.block_on(paced)?
 }
 
 fn report(rate_hz: f64, cpu: Nanos, lags: &[u64]) -> serde_json::Value {

@@ -25,7 +25,7 @@ use ciphertoll_channel::{
 };
 use ciphertoll_wire::{Channel, Event, Load, LoadJob, Nanos, Outcome, Peer};
 use drive::{Drive, Plan};
-use tokio::task::LocalSet;
+use tokio::runtime::{Builder, LocalOptions};
 
 use crate::{exit_code, output, pacer::Paced, record::Recorder, stop::Stop, usage};
 
@@ -124,7 +124,7 @@ fn planned(load: &Load) -> usize {
 }
 
 fn runtime(job: &LoadJob, log: &ConnectionLog, recorder: &Rc<RefCell<Recorder>>) -> Result<Nanos, Error> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(machine)?;
+    let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).map_err(machine)?;
     let target = Target {
         channel: job.channel.clone(),
         address: resolve(&job.peer)?,
@@ -132,7 +132,7 @@ fn runtime(job: &LoadJob, log: &ConnectionLog, recorder: &Rc<RefCell<Recorder>>)
         ca_pem: job.peer.ca_pem.clone(),
         log: log.clone(),
     };
-    LocalSet::new().block_on(&runtime, async {
+    runtime.block_on(async {
         match job.channel {
             Channel::Http { .. } | Channel::Https { .. } => {
                 connect_and_drive::<HttpClient>(job, target, recorder).await

@@ -13,7 +13,8 @@ use ciphertoll_wire::{Channel, Event, Listener, Listening, Nanos, Outcome, Proto
 use serde_json::{Value, json};
 use tokio::{
     net::{TcpListener, UdpSocket},
-    task::{LocalSet, spawn_local},
+    runtime::{Builder, LocalOptions},
+    task::spawn_local,
 };
 
 use crate::{exit_code, output, stop::Stop, usage};
@@ -41,8 +42,8 @@ fn finish(outcome: Outcome, reason: Option<String>) {
 }
 
 fn serve(job: &ServeJob) -> Result<(), Error> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(machine)?;
-    LocalSet::new().block_on(&runtime, async {
+    let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).map_err(machine)?;
+    runtime.block_on(async {
         let mut stop = Stop::new().map_err(machine)?;
         let mut identities = HashMap::new();
         let mut listeners = Vec::new();

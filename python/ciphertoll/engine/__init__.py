@@ -134,14 +134,12 @@ class Finished:
 def channels() -> list[dict[str, str]]:
     """Every combination of names that this build can do: protocol and, where secured, version, suite, group,
     certificate and library."""
-    rows: list[dict[str, str]] = json.loads(_query("channels"))["channels"]
-    return rows
+    return _rows("channels", "channels")
 
 
 def speeds() -> list[dict[str, Any]]:
     """How fast this machine seals with each suite: suite, library, size_bytes, bytes_per_second."""
-    rows: list[dict[str, Any]] = json.loads(_query("speed"))["speeds"]
-    return rows
+    return _rows("speed", "speeds")
 
 
 def version() -> str:
@@ -299,6 +297,17 @@ def _job(task: dict[str, Any], pin_cpus: Sequence[int]) -> dict[str, Any]:
 
 def _listening(content: dict[str, Any]) -> Listening:
     return Listening(channel_from_wire(content["channel"]), content["port"], content["ca_pem"])
+
+
+def _rows(argument: str, name: str) -> list[dict[str, Any]]:
+    text = _query(argument)
+    try:
+        rows = json.loads(text)[name]
+    except (ValueError, KeyError, TypeError):
+        shown = text.strip()[:200]
+        raise BugError(f"`{BINARY} {argument}` printed `{shown}`, which is not understood") from None
+    assert isinstance(rows, list)
+    return rows
 
 
 def _query(argument: str) -> str:

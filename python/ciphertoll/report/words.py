@@ -45,7 +45,7 @@ def _found(judgement: Judgement, against: Against, metric: str) -> Found:
         (table, row, change)
         for table in judgement.tables
         for row in table.rows
-        if row.workload != "none" and (change := row.change(metric, against)) is not None
+        if (change := row.change(metric, against)) is not None
     ]
 
 

@@ -29,7 +29,7 @@ use crate::{
 const TICK: Duration = Duration::from_millis(250);
 /// A peer that is silent for this long is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
-/// More peers than this at once are not served: the one that has been silent for longest makes room.
+/// More peers than this are not kept.
 const PEERS_LIMIT: usize = 4096;
 /// A `ClientHello` this soon after another datagram of an association is a late one of that association. Clients repeat
 /// theirs after 0.75 s or more.
@@ -135,13 +135,20 @@ impl Listening {
             if !anew || !matches!(peer.association.state(), State::Established(Some(_))) {
                 return;
             }
-        } else if self.peers.len() == PEERS_LIMIT {
-            let last = self.peers.iter().min_by_key(|(_, peer)| peer.heard).map(|(address, _)| *address);
-            last.map(|address| self.peers.remove(&address));
         }
         if let Ok(association) = self.server.acceptor.accept() {
+            self.make_room(&from);
             self.peers.insert(from, Peer { association, heard: now, repeated: now });
         }
+    }
+
+    /// Forgets the peer that was silent for longest if there are too many: without DTLS nobody says goodbye.
+    fn make_room(&mut self, newcomer: &SocketAddr) {
+        if self.peers.len() < PEERS_LIMIT || self.peers.contains_key(newcomer) {
+            return;
+        }
+        let silent = self.peers.iter().min_by_key(|(_, peer)| peer.heard).map(|(address, _)| *address);
+        silent.map(|address| self.peers.remove(&address));
     }
 
     /// Repeats handshake flights that were not answered, and forgets peers that went away.
@@ -335,6 +342,20 @@ mod tests {
         }
         assert!(!server.acceptor.welcomes(&hello[..18]));
         assert!(!server.acceptor.welcomes(&[]));
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_new_peer_makes_the_server_forget_the_one_that_was_silent_for_longest() {
+        let outlet = Outlet::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+        let server = Server { acceptor: Acceptor::new(None, 1400).unwrap(), sizes: SIZES };
+        let mut listening = Listening { server, outlet, peers: HashMap::new(), bodies: Bodies::default() };
+        let address = |number: usize| SocketAddr::from(([127, 1, 0, 1], 1000 + u16::try_from(number).unwrap()));
+        for number in 0..=PEERS_LIMIT {
+            listening.receive(address(number), b"nothing to answer");
+        }
+        let peers = &listening.peers;
+        assert_eq!(peers.len(), PEERS_LIMIT);
+        assert!(!peers.contains_key(&address(0)) && peers.contains_key(&address(PEERS_LIMIT)));
     }
 
     proptest! {
