@@ -1,22 +1,21 @@
 //! CoAP (RFC 7252) with block-wise transfer (RFC 7959), over DTLS or not.
 
+mod block;
+mod bodies;
 mod client;
+mod outlet;
 mod server;
 
 use ciphertoll_wire::Coap;
 pub use client::{CoapClient, CoapLane};
-use coap_lite::{CoapOption, MessageClass, MessageType, Packet, RequestType, block_handler::BlockValue};
-pub use server::serve;
+use coap_lite::{CoapOption, MessageClass, MessageType, Packet};
+pub use server::Server;
 
 use crate::dtls::{LONGEST_PLAINTEXT_BYTES, OVERHEAD_BYTES};
 
 /// The most that a message here has besides its payload: header 4, token 8, Uri-Path 5, Content-Format 2,
 /// Block1 4, Block2 4, Request-Tag 11, payload marker 1.
 const ENVELOPE_BYTES: usize = 39;
-/// The largest block of RFC 7959 over UDP.
-const LARGEST_BLOCK_BYTES: usize = 1024;
-/// Largest body that is put together.
-const BODY_LIMIT_BYTES: usize = 1 << 20;
 /// Request-Tag (RFC 9175): keeps apart the block-wise transfers that one client has under way.
 const REQUEST_TAG: CoapOption = CoapOption::Unknown(292);
 /// Largest UDP payload over IPv4.
@@ -35,11 +34,7 @@ impl Sizes {
     fn new(settings: Coap) -> Self {
         let whole =
             settings.datagram_bytes.min(LONGEST_PLAINTEXT_BYTES).saturating_sub(OVERHEAD_BYTES + ENVELOPE_BYTES);
-        let mut block = LARGEST_BLOCK_BYTES;
-        while block > 16 && block > whole {
-            block /= 2;
-        }
-        Self { whole, block }
+        Self { whole, block: block::largest_size(whole) }
     }
 }
 
@@ -54,49 +49,23 @@ fn message(kind: MessageType, code: MessageClass, id: u16, token: &[u8]) -> Pack
     packet
 }
 
-/// A POST to `/echo`.
-fn post(kind: MessageType, id: u16, token: &[u8]) -> Packet {
-    let mut packet = message(kind, MessageClass::Request(RequestType::Post), id, token);
-    packet.add_option(CoapOption::UriPath, b"echo".to_vec());
-    packet
-}
-
-/// The block option of a message; `None` if it has none or one that cannot be.
-fn block(packet: &Packet, option: CoapOption) -> Option<BlockValue> {
-    packet.get_first_option_as::<BlockValue>(option)?.ok().filter(|b| b.size_exponent < 7)
-}
-
-/// Block `number` of `body` in blocks of `size`, and whether more follow; `None` behind the end.
-fn cut(body: &[u8], number: usize, size: usize) -> Option<(&[u8], bool)> {
-    let from = number.checked_mul(size)?;
-    if from >= body.len().max(1) {
-        return None;
-    }
-    let to = body.len().min(from + size);
-    Some((&body[from..to], to < body.len()))
-}
-
-fn add_block(packet: &mut Packet, option: CoapOption, number: usize, more: bool, size: usize) {
-    if let Ok(value) = BlockValue::new(number, more, size) {
-        packet.add_option_as(option, value);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use coap_lite::ContentFormat;
+    use coap_lite::{ContentFormat, RequestType};
     use proptest::prelude::*;
 
-    use super::*;
+    use super::{block::Block, *};
 
     /// The largest message with `payload` bytes: every option that any message here has.
     fn largest(payload: usize, block: Option<usize>) -> usize {
-        let mut packet = post(MessageType::Confirmable, u16::MAX, &[0xFF; 8]);
+        let post = MessageClass::Request(RequestType::Post);
+        let mut packet = message(MessageType::Confirmable, post, u16::MAX, &[0xFF; 8]);
+        packet.add_option(CoapOption::UriPath, b"echo".to_vec());
         packet.set_content_format(ContentFormat::ApplicationOctetStream);
         if let Some(size) = block {
-            packet.add_option(REQUEST_TAG, u32::MAX.to_be_bytes().to_vec());
-            add_block(&mut packet, CoapOption::Block1, 4095, true, size);
-            add_block(&mut packet, CoapOption::Block2, 4095, true, size);
+            packet.add_option(REQUEST_TAG, vec![0xFF; 8]);
+            Block { number: (1 << 20) - 1, more: true, size }.add_to(&mut packet, CoapOption::Block1);
+            Block { number: (1 << 20) - 1, more: true, size }.add_to(&mut packet, CoapOption::Block2);
         }
         packet.payload = vec![0; payload];
         packet.to_bytes_unlimited().unwrap().len() + OVERHEAD_BYTES

@@ -35,6 +35,12 @@ pub enum State {
 ///
 /// After each call, [`Association::transmit`] must be called: there may be something to send.
 pub trait Association {
+    /// Makes the first flight of a client. A server has none.
+    ///
+    /// # Errors
+    /// The library cannot make it.
+    fn start(&mut self) -> Result<(), Error>;
+
     /// Takes a datagram and hands the plaintexts in it to `deliver`.
     ///
     /// # Errors
@@ -66,7 +72,7 @@ pub trait Association {
     fn close(&mut self);
 }
 
-/// The client's side of a new association; its first flight is ready to be sent.
+/// The client's side of a new association, to be started.
 ///
 /// # Errors
 /// The library cannot do what `pinned` says, or the authority's certificate is not usable.
@@ -111,6 +117,12 @@ impl Acceptor {
         }
     }
 
+    /// Whether a datagram can be the first one of an association.
+    #[must_use]
+    pub fn welcomes(&self, datagram: &[u8]) -> bool {
+        matches!(self.0, Kind::Plain) || client_hello_number(datagram).is_some()
+    }
+
     /// The server's side of a new association.
     ///
     /// # Errors
@@ -125,6 +137,16 @@ impl Acceptor {
     }
 }
 
+/// The number of the handshake message, if a datagram begins with an unencrypted `ClientHello`.
+#[must_use]
+pub fn client_hello_number(datagram: &[u8]) -> Option<u16> {
+    // DTLSPlaintext: type, version, epoch, sequence number, length; then type, length, message number (RFC 9147, 4, 5.2).
+    let handshake_of_epoch_0 = datagram.first() == Some(&22) && datagram.get(3..5) == Some(&[0, 0]);
+    let client_hello = handshake_of_epoch_0 && datagram.get(13) == Some(&1);
+    let number = datagram.get(17..19).filter(|_| client_hello)?;
+    Some(u16::from_be_bytes([number[0], number[1]]))
+}
+
 /// No protection: a plaintext is a datagram.
 #[derive(Default)]
 pub struct Plain {
@@ -132,6 +154,10 @@ pub struct Plain {
 }
 
 impl Association for Plain {
+    fn start(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn receive(&mut self, datagram: &[u8], deliver: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
         deliver(datagram);
         Ok(())

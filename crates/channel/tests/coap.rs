@@ -61,7 +61,7 @@ async fn serve(channel: Channel) -> (Target, JoinHandle<()>) {
     let pinned = names::pin(&channel).unwrap();
     let secrets = pinned.map(|pinned| (pinned, Identity::new(pinned.certificate, &["localhost".into()]).unwrap()));
     let ca_pem = secrets.as_ref().map(|(_, identity)| identity.ca_pem.clone());
-    let server = spawn_local(coap::serve(socket, secrets.as_ref(), coap).unwrap());
+    let server = spawn_local(coap::Server::new(secrets.as_ref(), coap).unwrap().run(socket));
     (Target { channel, address, name: "localhost".into(), ca_pem, log: ConnectionLog::default() }, server)
 }
 

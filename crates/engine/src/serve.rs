@@ -100,7 +100,7 @@ async fn start(bind: &str, listener: &Listener, secrets: Option<(Pinned, Identit
         }
         Channel::Coap { coap } | Channel::Coaps { coap, .. } => {
             let (socket, port) = listen_udp(address).await?;
-            spawn_local(coap::serve(socket, secrets.as_ref(), *coap)?);
+            spawn_local(coap::Server::new(secrets.as_ref(), *coap)?.run(socket));
             Ok(port)
         }
     }

@@ -3,104 +3,100 @@
 use std::{
     collections::HashMap,
     net::SocketAddr,
+    rc::Rc,
     time::{Duration, Instant},
 };
 
 use ciphertoll_wire::Coap;
 use coap_lite::{CoapOption, ContentFormat, MessageClass, MessageType, Packet, RequestType, ResponseType};
-use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
-use tokio::net::UdpSocket;
+use tokio::{net::UdpSocket, time::MissedTickBehavior};
 
-use super::{BODY_LIMIT_BYTES, LARGEST_DATAGRAM_BYTES, REQUEST_TAG, Sizes, add_block, block, cut, message};
+use super::{
+    LARGEST_DATAGRAM_BYTES, REQUEST_TAG, Sizes,
+    block::Block,
+    bodies::{Bodies, Key, Put},
+    message,
+    outlet::Outlet,
+};
 use crate::{
     Error,
-    dtls::{Acceptor, Association},
+    dtls::{self, Acceptor, Association, State},
     identity::Identity,
     names::Pinned,
 };
 
+/// How often handshakes that wait for a flight are looked at.
+const TICK: Duration = Duration::from_millis(250);
 /// A peer that is silent for this long is forgotten.
-const FORGET_AFTER: Duration = Duration::from_secs(120);
-/// More peers than this, and more bodies than this of one peer, are not kept.
+const FORGET_AFTER: Duration = Duration::from_secs(600);
+/// More peers than this are not kept.
 const PEERS_LIMIT: usize = 4096;
-const BODIES_LIMIT: usize = 256;
-/// Kernel buffers: a burst of large exchanges fits.
-const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+/// A `ClientHello` this soon after another datagram of an association is a late one of that association. Clients repeat
+/// theirs after 0.75 s or more.
+const LATE: Duration = Duration::from_millis(500);
 
-/// Asks for large socket buffers; a kernel that gives less loses datagrams earlier, nothing else.
-pub(super) fn enlarge_buffers(socket: &UdpSocket) {
-    let _ = set_socket_recv_buffer_size(socket, SOCKET_BUFFER_BYTES);
-    let _ = set_socket_send_buffer_size(socket, SOCKET_BUFFER_BYTES);
+/// A server that has no socket yet.
+pub struct Server {
+    acceptor: Acceptor,
+    sizes: Sizes,
 }
 
-/// Makes a server that echoes what is posted to `/echo`, until dropped.
-///
-/// # Errors
-/// The library cannot do what `secrets` says.
-pub fn serve(
-    socket: UdpSocket,
-    secrets: Option<&(Pinned, Identity)>,
-    settings: Coap,
-) -> Result<impl Future<Output = ()> + use<>, Error> {
-    let acceptor = Acceptor::new(secrets, settings.datagram_bytes)?;
-    enlarge_buffers(&socket);
-    Ok(run(Server { socket, acceptor, sizes: Sizes::new(settings), peers: HashMap::new() }))
-}
+impl Server {
+    /// Makes a server that accepts `secrets` and nothing else; without protection if `None`.
+    ///
+    /// # Errors
+    /// The library cannot do it.
+    pub fn new(secrets: Option<&(Pinned, Identity)>, settings: Coap) -> Result<Self, Error> {
+        let acceptor = Acceptor::new(secrets, settings.datagram_bytes)?;
+        // Some of what a library cannot do shows only here.
+        acceptor.accept()?;
+        Ok(Self { acceptor, sizes: Sizes::new(settings) })
+    }
 
-async fn run(mut server: Server) {
-    let mut buffer = vec![0; LARGEST_DATAGRAM_BYTES];
-    let mut tick = tokio::time::interval(Duration::from_millis(250));
-    loop {
-        tokio::select! {
-            biased;
-            received = server.socket.recv_from(&mut buffer) => {
+    /// Echoes what is posted to `/echo`, until dropped.
+    pub async fn run(self, socket: UdpSocket) {
+        let outlet = Outlet::new(socket);
+        let bodies = Bodies::default();
+        let mut listening = Listening { server: self, outlet: outlet.clone(), peers: HashMap::new(), bodies };
+        let mut buffer = vec![0; LARGEST_DATAGRAM_BYTES];
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                _ = tick.tick() => listening.tick(),
                 // An error here is an ICMP message about a peer that went away.
-                if let Ok((length, from)) = received {
-                    server.receive(from, &buffer[..length]);
-                }
+                received = outlet.socket.recv_from(&mut buffer) => if let Ok((length, from)) = received {
+                    listening.receive(from, &buffer[..length]);
+                },
             }
-            _ = tick.tick() => server.tick(),
         }
     }
 }
 
-struct Server {
-    socket: UdpSocket,
-    acceptor: Acceptor,
-    sizes: Sizes,
+struct Listening {
+    server: Server,
+    outlet: Rc<Outlet>,
     peers: HashMap<SocketAddr, Peer>,
+    bodies: Bodies,
 }
 
 struct Peer {
     association: Box<dyn Association>,
     heard: Instant,
     repeated: Instant,
-    bodies: Bodies,
 }
 
-/// What is put together from blocks, by Request-Tag.
-type Bodies = HashMap<Vec<u8>, Body>;
-
-struct Body {
-    bytes: Vec<u8>,
-    touched: Instant,
-}
-
-impl Server {
+impl Listening {
     fn receive(&mut self, from: SocketAddr, datagram: &[u8]) {
-        if !self.peers.contains_key(&from) {
-            let Ok(association) = self.acceptor.accept() else { return };
-            self.make_room();
-            let now = Instant::now();
-            self.peers.insert(from, Peer { association, heard: now, repeated: now, bodies: HashMap::new() });
-        }
-        let Some(peer) = self.peers.get_mut(&from) else { return };
+        self.meet(from, datagram);
+        let Self { server, outlet, peers, bodies } = self;
+        let Some(peer) = peers.get_mut(&from) else { return };
         peer.heard = Instant::now();
         peer.repeated = peer.heard;
         let mut answers = Vec::new();
-        let Peer { association, bodies, .. } = peer;
-        let received = association.receive(datagram, &mut |plaintext| {
-            answers.extend(answer(plaintext, bodies, self.sizes));
+        let received = peer.association.receive(datagram, &mut |plaintext| {
+            answers.extend(answer(plaintext, from, bodies, server.sizes));
         });
         for answer in answers {
             // What cannot be sent now is asked for again.
@@ -110,15 +106,34 @@ impl Server {
             // wolfSSL sends no alert for a ClientHello of DTLS 1.2 that it cannot accept.
             peer.association.close();
         }
-        peer.association.transmit(&mut |datagram| drop(self.socket.try_send_to(datagram, from)));
+        peer.flush(from, outlet);
         if received.is_err() {
-            self.peers.remove(&from);
+            peers.remove(&from);
+        }
+    }
+
+    /// Makes a peer of a sender, if it is none yet and the datagram can be the first one of a peer.
+    fn meet(&mut self, from: SocketAddr, datagram: &[u8]) {
+        if !self.server.acceptor.welcomes(datagram) {
+            return;
+        }
+        let now = Instant::now();
+        if let Some(peer) = self.peers.get(&from) {
+            // A client that went away without a word, and another one on the same port (RFC 6347, 4.2.8).
+            let anew = dtls::client_hello_number(datagram) == Some(0) && now.duration_since(peer.heard) > LATE;
+            if !anew || !matches!(peer.association.state(), State::Established(Some(_))) {
+                return;
+            }
+        }
+        if let Ok(association) = self.server.acceptor.accept() {
+            self.make_room(&from);
+            self.peers.insert(from, Peer { association, heard: now, repeated: now });
         }
     }
 
     /// Forgets the peer that was silent for longest if there are too many: without DTLS nobody says goodbye.
-    fn make_room(&mut self) {
-        if self.peers.len() < PEERS_LIMIT {
+    fn make_room(&mut self, newcomer: &SocketAddr) {
+        if self.peers.len() < PEERS_LIMIT || self.peers.contains_key(newcomer) {
             return;
         }
         let silent = self.peers.iter().min_by_key(|(_, peer)| peer.heard).map(|(address, _)| *address);
@@ -127,31 +142,46 @@ impl Server {
 
     /// Repeats handshake flights that were not answered, and forgets peers that went away.
     fn tick(&mut self) {
-        let socket = &self.socket;
+        let (outlet, now) = (&self.outlet, Instant::now());
+        self.bodies.forget(now);
         self.peers.retain(|address, peer| {
-            let due = peer.association.timeout().is_some_and(|patience| peer.repeated.elapsed() >= patience);
+            let due = peer.association.timeout().is_some_and(|patience| now.duration_since(peer.repeated) >= patience);
             let alive = !due || peer.association.on_timeout().is_ok();
             if due {
-                peer.repeated = Instant::now();
-                peer.association.transmit(&mut |datagram| drop(socket.try_send_to(datagram, *address)));
+                peer.repeated = now;
+                peer.flush(*address, outlet);
             }
-            alive && peer.heard.elapsed() < FORGET_AFTER
+            alive && now.duration_since(peer.heard) < FORGET_AFTER
         });
     }
 }
 
+impl Peer {
+    fn flush(&mut self, address: SocketAddr, outlet: &Rc<Outlet>) {
+        // An unconnected socket hears of no refusal; what else goes wrong is a lost datagram.
+        self.association.transmit(&mut |datagram| drop(outlet.send(datagram, Some(address))));
+    }
+}
+
 /// The answer to one message; repeated requests get the same answer again, since an echo changes nothing.
-fn answer(plaintext: &[u8], bodies: &mut Bodies, sizes: Sizes) -> Option<Vec<u8>> {
-    let request = Packet::from_bytes(plaintext).ok()?;
+fn answer(plaintext: &[u8], from: SocketAddr, bodies: &mut Bodies, sizes: Sizes) -> Option<Vec<u8>> {
+    let request = Packet::from_bytes(plaintext).ok().filter(|request| request.header.get_version() == 1)?;
     let MessageClass::Request(method) = request.header.code else { return ping(&request) };
     let mut reply = reply_to(&request)?;
     let path = request.get_option(CoapOption::UriPath).is_some_and(|path| path.iter().eq([b"echo"]));
     reply.header.code = MessageClass::Response(match (path, method) {
+        _ if request.options().any(|(number, _)| is_unknown_critical(*number)) => ResponseType::BadOption,
         (false, _) => ResponseType::NotFound,
-        (true, RequestType::Post) => echo(&request, &mut reply, bodies, sizes),
+        (true, RequestType::Post) => echo(&request, &mut reply, from, bodies, sizes),
         (true, _) => ResponseType::MethodNotAllowed,
     });
     reply.to_bytes_unlimited().ok()
+}
+
+/// Whether an option must be understood (RFC 7252, 5.4.1) and is none of Uri-Host, Uri-Port, Uri-Path, Uri-Query,
+/// Accept, Block2, Block1.
+fn is_unknown_critical(number: u16) -> bool {
+    number % 2 == 1 && ![3, 7, 11, 15, 17, 23, 27].contains(&number)
 }
 
 /// An empty confirmable message is answered by a reset (RFC 7252, 4.3).
@@ -171,202 +201,172 @@ fn reply_to(request: &Packet) -> Option<Packet> {
     Some(message(kind, code, request.header.message_id, request.get_token()))
 }
 
-fn echo(request: &Packet, reply: &mut Packet, bodies: &mut Bodies, sizes: Sizes) -> ResponseType {
-    let tag = request.get_first_option(REQUEST_TAG).cloned().unwrap_or_default();
-    let asked = block(request, CoapOption::Block2);
-    let Some(put) = block(request, CoapOption::Block1) else {
-        let Some(part) = asked.filter(|b| b.num > 0) else {
-            return give(&request.payload, 0, sizes, reply);
-        };
-        let Some(body) = bodies.get_mut(&tag) else { return ResponseType::RequestEntityIncomplete };
-        body.touched = Instant::now();
-        let sizes = Sizes { whole: 0, block: sizes.block.min(part.size()) };
-        return give(&body.bytes, usize::from(part.num), sizes, reply);
-    };
-    if put.num == 0 {
-        begin(bodies, &tag);
-    }
-    let Some(body) = bodies.get_mut(&tag) else { return ResponseType::RequestEntityIncomplete };
-    body.touched = Instant::now();
-    add_block(reply, CoapOption::Block1, put.num.into(), put.more, put.size());
-    match append(&mut body.bytes, usize::from(put.num) * put.size(), &request.payload) {
-        ResponseType::Continue if put.more => ResponseType::Continue,
-        ResponseType::Continue => give(&body.bytes, 0, sizes, reply),
-        refused => refused,
-    }
-}
-
-/// Makes room for a body by forgetting the one that was used least recently.
-fn begin(bodies: &mut Bodies, tag: &[u8]) {
-    if bodies.contains_key(tag) {
-        return;
-    }
-    if bodies.len() >= BODIES_LIMIT {
-        let oldest = bodies.iter().min_by_key(|(_, body)| body.touched).map(|(tag, _)| tag.clone());
-        oldest.map(|tag| bodies.remove(&tag));
-    }
-    bodies.insert(tag.to_vec(), Body { bytes: Vec::new(), touched: Instant::now() });
-}
-
-/// Puts a block where it belongs; one that comes again changes nothing.
-fn append(body: &mut Vec<u8>, at: usize, part: &[u8]) -> ResponseType {
-    if at == 0 {
-        body.clear();
-    }
-    if at + part.len() > BODY_LIMIT_BYTES {
-        return ResponseType::RequestEntityTooLarge;
-    }
-    if at + part.len() == body.len() && body[at..] == *part {
-        return ResponseType::Continue;
-    }
-    if at != body.len() {
-        return ResponseType::RequestEntityIncomplete;
-    }
-    body.extend_from_slice(part);
-    ResponseType::Continue
-}
-
-/// Puts a body, or one block of it, into an answer.
-fn give(body: &[u8], number: usize, sizes: Sizes, reply: &mut Packet) -> ResponseType {
-    let Some((part, more)) = cut(body, number, sizes.block) else { return ResponseType::BadOption };
-    reply.set_content_format(ContentFormat::ApplicationOctetStream);
-    if body.len() <= sizes.whole {
-        reply.payload = body.to_vec();
+fn echo(request: &Packet, reply: &mut Packet, from: SocketAddr, bodies: &mut Bodies, sizes: Sizes) -> ResponseType {
+    let (put, asked) = (Block::of(request, CoapOption::Block1), Block::of(request, CoapOption::Block2));
+    if put.is_none() && asked.is_none() && request.payload.len() <= sizes.whole {
+        reply.set_content_format(ContentFormat::ApplicationOctetStream);
+        reply.payload.clone_from(&request.payload);
         return ResponseType::Changed;
     }
-    add_block(reply, CoapOption::Block2, number, more, sizes.block);
+    let key = (from, request.get_first_option(REQUEST_TAG).cloned().unwrap_or_default());
+    let mut next = asked.unwrap_or(Block { number: 0, more: false, size: sizes.block });
+    if put.is_none() && next.number > 0 {
+        return give(bodies, &key, next, reply);
+    }
+    if let Some(put) = put {
+        put.add_to(reply, CoapOption::Block1);
+    }
+    let (at, more) = put.map_or((0, false), |put| (put.at(), put.more));
+    match bodies.put(&key, at, &request.payload, more) {
+        Put::Part => ResponseType::Continue,
+        Put::Gap => ResponseType::RequestEntityIncomplete,
+        Put::TooLarge => ResponseType::RequestEntityTooLarge,
+        Put::Whole => {
+            next = Block { number: 0, size: next.size.min(sizes.block), ..next };
+            give(bodies, &key, next, reply)
+        }
+    }
+}
+
+/// Puts a block of a body into an answer.
+fn give(bodies: &mut Bodies, key: &Key, next: Block, reply: &mut Packet) -> ResponseType {
+    let Some((part, more)) = bodies.take(key, next) else { return ResponseType::RequestEntityIncomplete };
+    reply.set_content_format(ContentFormat::ApplicationOctetStream);
+    if more || next.number > 0 {
+        Block { more, ..next }.add_to(reply, CoapOption::Block2);
+    }
     reply.payload = part.to_vec();
     ResponseType::Changed
 }
 
 #[cfg(test)]
 mod tests {
-    use coap_lite::block_handler::BlockValue;
+    use std::net::Ipv4Addr;
+
     use proptest::prelude::*;
 
     use super::*;
 
     const SIZES: Sizes = Sizes { whole: 100, block: 64 };
 
-    fn confirmable(payload: &[u8], options: &[(CoapOption, BlockValue)]) -> Packet {
-        let mut request = crate::coap::post(MessageType::Confirmable, 7, &[1; 8]);
+    fn confirmable(method: RequestType, path: &str, payload: &[u8]) -> Packet {
+        let mut request = message(MessageType::Confirmable, MessageClass::Request(method), 7, &[1; 8]);
+        request.add_option(CoapOption::UriPath, path.into());
         request.payload = payload.to_vec();
-        for (option, value) in options {
-            request.add_option_as(*option, value.clone());
-        }
+        request
+    }
+
+    fn post(payload: &[u8]) -> Packet {
+        confirmable(RequestType::Post, "echo", payload)
+    }
+
+    fn part(number: usize, more: bool, content: u8) -> Packet {
+        let mut request = post(&[content; 64]);
+        Block { number, more, size: 64 }.add_to(&mut request, CoapOption::Block1);
+        request
+    }
+
+    fn next(number: usize) -> Packet {
+        let mut request = post(&[]);
+        Block { number, more: false, size: 64 }.add_to(&mut request, CoapOption::Block2);
         request
     }
 
     fn answered(request: &Packet, bodies: &mut Bodies) -> Packet {
-        Packet::from_bytes(&answer(&request.to_bytes_unlimited().unwrap(), bodies, SIZES).unwrap()).unwrap()
+        let from = (Ipv4Addr::LOCALHOST, 1).into();
+        Packet::from_bytes(&answer(&request.to_bytes_unlimited().unwrap(), from, bodies, SIZES).unwrap()).unwrap()
+    }
+
+    fn code_of(request: &Packet) -> String {
+        answered(request, &mut Bodies::default()).header.get_code()
+    }
+
+    #[test]
+    fn what_is_no_post_to_echo_is_refused_with_the_code_that_says_why() {
+        assert_eq!(code_of(&post(b"x")), "2.04");
+        assert_eq!(code_of(&confirmable(RequestType::Post, "other", b"x")), "4.04");
+        assert_eq!(code_of(&confirmable(RequestType::Get, "echo", b"")), "4.05");
+        let mut request = post(b"x");
+        request.add_option(CoapOption::Unknown(2049), vec![1]);
+        assert_eq!(code_of(&request), "4.02");
     }
 
     #[test]
     fn a_block_out_of_order_is_refused_and_a_repeated_one_is_not() {
-        let (mut bodies, option) = (HashMap::new(), CoapOption::Block1);
-        for (number, code) in [(1, "4.08"), (0, "2.31"), (0, "2.31"), (1, "2.31"), (1, "2.31"), (3, "4.08")] {
-            let block = BlockValue::new(number, true, 64).unwrap();
-            let answer = answered(&confirmable(&[9; 64], &[(option, block)]), &mut bodies);
-            assert_eq!(answer.header.get_code(), code, "{number}");
+        let mut bodies = Bodies::default();
+        for (number, code) in
+            [(1, "4.08"), (0, "2.31"), (0, "2.31"), (1, "2.31"), (1, "2.31"), (0, "2.31"), (3, "4.08")]
+        {
+            assert_eq!(answered(&part(number, true, 9), &mut bodies).header.get_code(), code, "{number}");
         }
+        assert_eq!(answered(&part(2, false, 8), &mut bodies).header.get_code(), "2.04");
+        assert_eq!(answered(&part(2, false, 8), &mut bodies).payload, [9; 64]);
+        for _ in 0..2 {
+            let last = answered(&next(2), &mut bodies);
+            assert_eq!((last.header.get_code().as_str(), last.payload.as_slice()), ("2.04", &[8; 64][..]));
+            assert!(!Block::of(&last, CoapOption::Block2).unwrap().more);
+        }
+        assert_eq!(answered(&next(3), &mut bodies).header.get_code(), "4.08");
     }
 
     #[test]
-    fn one_peer_cannot_make_the_server_keep_more_than_its_bodies_limit() {
-        let (mut bodies, block) = (HashMap::new(), BlockValue::new(0, true, 1024).unwrap());
-        for tag in 0..2 * BODIES_LIMIT {
-            for number in [0, 1] {
-                let block = BlockValue { num: number, ..block.clone() };
-                let mut request = confirmable(&[9; 1024], &[(CoapOption::Block1, block)]);
-                request.add_option(REQUEST_TAG, tag.to_be_bytes().to_vec());
-                answered(&request, &mut bodies);
-            }
+    fn only_the_first_message_of_a_handshake_makes_a_peer_of_a_sender() {
+        let certificate = &crate::names::CERTIFICATES[0];
+        let identity = Identity::new(certificate, &["localhost".into()]).unwrap();
+        let pinned = Pinned {
+            version: ciphertoll_wire::TlsVersion::Dtls13,
+            suite: &crate::names::SUITES[0],
+            group: &crate::names::GROUPS[0],
+            certificate,
+            library: crate::names::Library::Dimpl,
+        };
+        let settings = Coap { confirmable: true, nstart: 0, datagram_bytes: 1400 };
+        let server = Server::new(Some(&(pinned, identity)), settings).unwrap();
+        let mut hello = vec![22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert!(server.acceptor.welcomes(&hello));
+        for (at, other) in [(0, 23), (0, 0x2F), (4, 1), (13, 2)] {
+            let was = std::mem::replace(&mut hello[at], other);
+            assert!(!server.acceptor.welcomes(&hello));
+            hello[at] = was;
         }
-        // A transfer that begins in the middle keeps nothing either.
-        for tag in 0..2 * BODIES_LIMIT {
-            let block = BlockValue { num: 5, ..block.clone() };
-            let mut request = confirmable(&[9; 1024], &[(CoapOption::Block1, block)]);
-            request.add_option(REQUEST_TAG, [&[7][..], &tag.to_be_bytes()].concat());
-            answered(&request, &mut bodies);
-        }
-        assert!(bodies.len() <= BODIES_LIMIT);
-        assert!(bodies.values().map(|body| body.bytes.capacity()).sum::<usize>() <= BODY_LIMIT_BYTES);
+        assert!(!server.acceptor.welcomes(&hello[..18]));
+        assert!(!server.acceptor.welcomes(&[]));
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_new_peer_makes_the_server_forget_the_one_that_was_silent_for_longest() {
-        let socket = UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let acceptor = Acceptor::new(None, 1400).unwrap();
-        let mut server = Server { socket, acceptor, sizes: SIZES, peers: HashMap::new() };
+        let outlet = Outlet::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+        let server = Server { acceptor: Acceptor::new(None, 1400).unwrap(), sizes: SIZES };
+        let mut listening = Listening { server, outlet, peers: HashMap::new(), bodies: Bodies::default() };
         let address = |number: usize| SocketAddr::from(([127, 1, 0, 1], 1000 + u16::try_from(number).unwrap()));
         for number in 0..=PEERS_LIMIT {
-            server.receive(address(number), b"nothing to answer");
+            listening.receive(address(number), b"nothing to answer");
         }
-        assert_eq!(server.peers.len(), PEERS_LIMIT);
-        assert!(!server.peers.contains_key(&address(0)) && server.peers.contains_key(&address(PEERS_LIMIT)));
-    }
-
-    #[test]
-    fn a_new_body_makes_the_server_forget_only_the_oldest() {
-        let (mut bodies, block) = (HashMap::new(), BlockValue::new(0, true, 64).unwrap());
-        for tag in 0..=BODIES_LIMIT {
-            let mut request = confirmable(&[9; 64], &[(CoapOption::Block1, block.clone())]);
-            request.add_option(REQUEST_TAG, tag.to_be_bytes().to_vec());
-            answered(&request, &mut bodies);
-        }
-        let kept = |tag: usize| bodies.contains_key(&tag.to_be_bytes()[..]);
-        assert!(!kept(0) && (1..=BODIES_LIMIT).all(kept));
+        let peers = &listening.peers;
+        assert_eq!(peers.len(), PEERS_LIMIT);
+        assert!(!peers.contains_key(&address(0)) && peers.contains_key(&address(PEERS_LIMIT)));
     }
 
     proptest! {
         #[test]
         fn arbitrary_datagrams_are_answered_without_harm(datagrams: Vec<Vec<u8>>) {
-            let mut bodies = HashMap::new();
+            let (from, mut bodies) = ((Ipv4Addr::LOCALHOST, 1).into(), Bodies::default());
             for datagram in datagrams {
-                answer(&datagram, &mut bodies, SIZES);
+                let _ = dtls::client_hello_number(&datagram);
+                answer(&datagram, from, &mut bodies, SIZES);
             }
         }
 
         #[test]
         fn arbitrary_requests_are_answered_without_harm(
-            requests in prop::collection::vec((any::<u8>(), any::<[u8; 2]>(), 0..4u16, any::<Vec<u8>>()), 1..20)
+            requests in prop::collection::vec((any::<[u8; 3]>(), 0..4usize, any::<Vec<u8>>()), 1..20)
         ) {
-            let mut bodies = HashMap::new();
-            for (first, value, option, payload) in requests {
-                let mut request = confirmable(&payload, &[]);
-                let number = [23, 27, 292, 11][usize::from(option)];
-                request.add_option(number.into(), [&[first][..], &value].concat());
-                answer(&request.to_bytes_unlimited().unwrap(), &mut bodies, SIZES);
+            let mut bodies = Bodies::default();
+            for (value, option, payload) in requests {
+                let mut request = post(&payload);
+                request.add_option([23, 27, 292, 11][option].into(), value.to_vec());
+                answered(&request, &mut bodies);
             }
-        }
-
-        #[test]
-        fn a_body_cut_into_blocks_is_put_together_again(
-            body in prop::collection::vec(any::<u8>(), 0..5000), exponent in 4..11u32
-        ) {
-            let (size, mut arrived, mut number) = (1 << exponent, vec![1, 2, 3], 0);
-            while let Some((part, more)) = cut(&body, number, size) {
-                prop_assert_eq!(append(&mut arrived, number * size, part), ResponseType::Continue);
-                prop_assert_eq!(more, (number + 1) * size < body.len());
-                number += 1;
-            }
-            prop_assert_eq!(arrived, body);
-        }
-
-        #[test]
-        fn a_body_given_in_blocks_is_put_together_again(
-            body in prop::collection::vec(any::<u8>(), 0..5000), exponent in 4..11u32, whole in 0..200usize
-        ) {
-            let sizes = Sizes { whole, block: 1 << exponent };
-            let (mut arrived, mut number, mut more) = (Vec::new(), 0, true);
-            while more {
-                let mut reply = message(MessageType::Acknowledgement, MessageClass::Empty, 0, &[]);
-                prop_assert_eq!(give(&body, number, sizes, &mut reply), ResponseType::Changed);
-                more = block(&reply, CoapOption::Block2).is_some_and(|block| block.more);
-                arrived.extend(reply.payload);
-                number += 1;
-            }
-            prop_assert_eq!(arrived, body);
         }
     }
 }

@@ -6,7 +6,7 @@
 mod hello;
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -38,6 +38,10 @@ const BUFFER_BYTES: usize = LONGEST_PLAINTEXT_BYTES + 512;
 /// length, level, description (RFC 6347, 4.1; RFC 5246, 7.2).
 const HANDSHAKE_FAILURE: [u8; 15] = [21, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 63, 0, 2, 2, 40];
 
+/// The largest datagram of a handshake. dimpl pads its `ClientHello` up to this, so that a larger one would fill
+/// whatever datagrams the channel allows; application data is not bound by it.
+const HANDSHAKE_DATAGRAM_BYTES: usize = 1400;
+
 /// Makes the server's side of associations.
 pub struct Server {
     config: Arc<Config>,
@@ -55,8 +59,7 @@ impl Server {
     /// The server's side of a new association.
     pub fn accept(&self) -> Result<Dimpl, Error> {
         let mut association = Dimpl::new(&self.config, self.certificate.clone(), self.pinned, None);
-        // The first call of handle_timeout starts the state machine.
-        association.on_timeout()?;
+        association.start()?;
         Ok(association)
     }
 }
@@ -65,10 +68,20 @@ fn certificate(identity: &Identity) -> DtlsCertificate {
     DtlsCertificate { certificate: identity.leaf.to_vec(), private_key: identity.key.secret_der().to_vec() }
 }
 
+/// A certificate for the client: dimpl wants one on both sides, for WebRTC, but this client is never asked for it.
+fn own_certificate() -> Result<DtlsCertificate, Error> {
+    static OWN: OnceLock<DtlsCertificate> = OnceLock::new();
+    if let Some(own) = OWN.get() {
+        return Ok(own.clone());
+    }
+    let own = certificate(&Identity::new(&CERTIFICATES[0], &["client".to_owned()])?);
+    Ok(OWN.get_or_init(|| own).clone())
+}
+
 fn config(pinned: &Pinned, datagram_bytes: usize) -> Result<Arc<Config>, Error> {
     let code = pinned.suite.code;
     let mut config = Config::builder()
-        .mtu(datagram_bytes.min(LONGEST_PLAINTEXT_BYTES))
+        .mtu(datagram_bytes.min(HANDSHAKE_DATAGRAM_BYTES))
         .require_client_certificate(false)
         .kx_groups(&[NamedGroup::from_u16(pinned.group.code)]);
     config = if pinned.version == TlsVersion::Dtls12 {
@@ -122,14 +135,11 @@ pub struct Dimpl {
 }
 
 impl Dimpl {
-    /// The client's side; its first flight is ready.
+    /// The client's side.
     pub fn client(pinned: &Pinned, ca_pem: &str, name: &str, datagram_bytes: usize) -> Result<Self, Error> {
         let verifier = Verifier::new(ca_pem, name)?;
-        // dimpl wants a certificate on both sides, for WebRTC; this client is never asked for its own.
-        let own = Identity::new(&CERTIFICATES[0], &["client".to_owned()])?;
-        let mut client = Self::new(&config(pinned, datagram_bytes)?, certificate(&own), *pinned, Some(verifier));
+        let mut client = Self::new(&config(pinned, datagram_bytes)?, own_certificate()?, *pinned, Some(verifier));
         client.dtls.set_active(true);
-        client.on_timeout()?;
         Ok(client)
     }
 
@@ -213,9 +223,18 @@ impl Dimpl {
 }
 
 impl Association for Dimpl {
+    fn start(&mut self) -> Result<(), Error> {
+        // The first call of handle_timeout starts the state machine.
+        self.on_timeout()
+    }
+
     fn receive(&mut self, datagram: &[u8], deliver: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
-        if self.verifier.is_some() && self.negotiated.is_none() {
-            self.hello.look(datagram);
+        if self.negotiated.is_none() {
+            // dimpl counts the time to the next repetition from the last moment that it was told of.
+            self.dtls.handle_timeout(Instant::now()).map_err(|e| self.failed(&e))?;
+            if self.verifier.is_some() {
+                self.hello.look(datagram);
+            }
         }
         let handled = self.dtls.handle_packet(datagram).map_err(|e| self.failed(&e));
         if handled.is_err() && self.verifier.is_none() && self.negotiated.is_none() {
