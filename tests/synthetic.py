@@ -131,7 +131,7 @@ class Synthetic:
         for role, cores in roles.items():
             busy = (end - start) * cores * np.exp(rng.normal(0, 0.02))
             rows += [(start, "process_cpu_ns", role, 5e9), (end, "process_cpu_ns", role, 5e9 + busy)]
-        rows += [(start, "cpu_busy_ns", "machine", 0.0), (end, "cpu_busy_ns", "machine", (end - start) * 1.97)]
+        rows += [(start, "cpu_busy_ns", "machine", 0.0), (end, "cpu_busy_ns", "machine", (end - start) * 3.1)]
         for at in range(start, end + 1, NS):
             rows.append((at, "memory_percent", "machine", 6 + rng.normal(0, 0.05)))
             rows.append((at, "process_pss_bytes", "engine", 9e6 + rng.normal(0, 1e5)))

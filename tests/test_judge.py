@@ -36,9 +36,20 @@ def test_a_trial_is_measured_only_within_its_window():
 def test_processor_use_comes_from_the_ends_of_its_counters_and_one_core_is_a_hundred_percent():
     source = results(1)
     scalars = measure(source.trials[0], source)
-    assert scalars["cpu_percent"] == pytest.approx(197.0)
+    assert scalars["cpu_percent"] == pytest.approx(310.0)
     assert scalars["workload_cpu_percent"] == pytest.approx(180.0, rel=0.1)
     assert scalars["memory_percent"] == pytest.approx(6.0, abs=0.2)
+
+
+def test_the_machine_is_at_least_as_busy_as_its_own_processes_whatever_the_ticks_saw():
+    source = results(1)
+    trial = source.trials[0]
+    sensors = source.sensors(trial).with_columns(
+        pl.when(pl.col("metric") == "cpu_busy_ns").then(0.0).otherwise(pl.col("value")).alias("value")
+    )
+    source.sensors = lambda _: sensors
+    scalars = measure(trial, source)
+    assert scalars["cpu_percent"] >= scalars["workload_cpu_percent"] > 100
 
 
 def test_a_trial_whose_time_never_began_has_no_numbers():

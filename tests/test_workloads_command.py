@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -151,3 +153,16 @@ def test_what_the_program_says_on_standard_error_is_kept(tmp_path):
     running.wait_ready(READY_S)
     running.stop()
     assert "no camera here" in (tmp_path / "workload-stderr.txt").read_text()
+
+
+def test_the_program_ends_when_its_supervisor_is_killed(tmp_path):
+    running = base.start(Command(("sh", "-c", "trap '' TERM; while true; do echo x; sleep 0.02; done")), tmp_path)
+    assert running is not None
+    program = running.wait_ready(READY_S)["pid"]
+    (supervisor,) = Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()[1:2]
+    os.kill(int(supervisor), signal.SIGKILL)
+    until = time.monotonic() + 5
+    while Path(f"/proc/{program}").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{program}").exists()
+    running.kill()

@@ -6,11 +6,13 @@ that the executor sleeps while lines come.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import time
 import tty
+from collections.abc import Callable
 from typing import Any
 
 from ciphertoll.errors import MachineError
@@ -44,7 +46,9 @@ def _start(argv: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     tty.setraw(terminal)  # lines end as the program ended them
     try:
         environment = {**os.environ, "TERM": "dumb"}
-        program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=terminal, env=environment)
+        program = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=terminal, env=environment, preexec_fn=_end_with_parent()
+        )
     except OSError as error:
         raise MachineError(
             f"command `{argv[0]}` cannot be started: {error.strerror or error}", at="workload.argv"
@@ -52,6 +56,20 @@ def _start(argv: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     finally:
         os.close(terminal)
     return program, output
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """What a new process does first so that it ends when this one is killed; None where the system cannot."""
+    pr_set_pdeathsig = 1  # prctl(2)
+    try:
+        prctl = ctypes.CDLL(None).prctl
+    except (AttributeError, OSError, TypeError):
+        return None
+
+    def ask() -> None:
+        prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+    return ask
 
 
 def _note_lines(parent: child.Child, output: int, facts: dict[str, Any]) -> None:
