@@ -140,7 +140,7 @@ def bench_cpu() -> None:
             ):
                 values = []
                 for _ in range(3):
-                    finished, exchanges = load(channel, peer, paced(rate, 2, in_flight))
+                    finished, exchanges = load(channel, peer, paced(rate, 1, in_flight))
                     values.append(main_cpu_us(finished, exchanges.height) - base)
                 row.append(statistics.median(values))
         best = min(row[1:])
