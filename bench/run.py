@@ -30,8 +30,8 @@ from ciphertoll.workloads.base import start as start_workload
 SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 # One datagram each way, as the figures to compare with were taken.
 WHOLE = Coap(datagram_bytes=16000)
-# Back to back: due faster than any exchange can be done, one at a time.
-BACK_TO_BACK_HZ = 10_000.0
+# As fast as the engine paces, one at a time: hardly any sleep between two exchanges.
+FASTEST_HZ = 10_000.0
 
 
 def tls(suite: str) -> Security:
@@ -127,7 +127,9 @@ def main_cpu_us(finished: Finished, n: int) -> float:
 
 
 def bench_cpu() -> None:
-    floors = {rate: [floor(rate, 3)["cpu_ns_per_exchange"] / 1e3 for _ in range(3)] for rate in (100.0, 1000.0)}
+    floors = {
+        rate: [floor(rate, 3)["cpu_ns_per_exchange"] / 1e3 for _ in range(3)] for rate in (100.0, 1000.0, FASTEST_HZ)
+    }
     for rate, values in floors.items():
         say(f"pacing alone at {rate:g}/s", f"{statistics.median(values):.1f} us of CPU per exchange")
     for name, channel, target in channels():
@@ -136,7 +138,7 @@ def bench_cpu() -> None:
             for rate, in_flight, base in (
                 (100.0, 256, statistics.median(floors[100.0])),
                 (1000.0, 256, statistics.median(floors[1000.0])),
-                (BACK_TO_BACK_HZ, 1, 0.0),
+                (FASTEST_HZ, 1, statistics.median(floors[FASTEST_HZ])),
             ):
                 values = []
                 for _ in range(3):
@@ -147,7 +149,7 @@ def bench_cpu() -> None:
         say(
             f"client CPU per 2048 B exchange, {name} {channel.suite_label}",
             "net {:.0f} | {:.0f} | {:.0f} us".format(*row),
-            f"about {target} us" if target else "100/s|1000/s|back to back",
+            f"about {target} us" if target else "100|1000|10,000 per s",
             met=None if target is None else best <= target * 1.1,
         )
 
