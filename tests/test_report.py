@@ -210,3 +210,9 @@ def test_the_table_has_the_columns_of_the_published_ones():
 @pytest.mark.parametrize(("ns", "said"), [(45e9, "45 s"), (720e9, "12 min"), (3.5 * 3600e9, "3.5 h"), (89.4e9, "89 s")])
 def test_durations_read_like_durations(ns: float, said: str):
     assert show.duration_text(ns) == said
+
+
+def test_a_time_keeps_one_significant_digit_however_wide_its_interval():
+    estimate = Estimate(0.31e6, 0.1e6, 4.0e6, 300)
+    assert show.value_text("rtt_ns.p95", estimate) == "0.3"
+    assert show.interval_text("rtt_ns.p95", estimate) == "0.1–4.0"

@@ -84,6 +84,9 @@ def interval_text(key: str, estimate: Estimate | None) -> str:
 def _places(key: str, value: float, low: float | None, high: float | None) -> int:
     """Decimals of a metric: a percentage never has more than one."""
     places = decimals(value, low, high)
+    if value:
+        # One significant digit in any case: a time of 0 ms is none, however wide its interval.
+        places = max(places, -math.floor(math.log10(abs(value))))
     return min(places, 1) if metric_of(key).shown_unit == "%" else places
 
 

@@ -275,3 +275,71 @@ async fn heartbeat() {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ciphertoll_channel::{ExchangeError, Target};
+    use ciphertoll_wire::{Channel, HttpVersion, Peer};
+
+    use super::*;
+
+    /// A client whose fourth exchange panics and whose sixth finds the connection closed.
+    struct Breaking(Rc<Cell<usize>>);
+
+    impl Client for Breaking {
+        type Lane = Self;
+
+        async fn connect(_: Target) -> Result<Self, Error> {
+            Ok(Self(Rc::default()))
+        }
+
+        async fn lane(&self) -> Result<Self, Error> {
+            Ok(Self(self.0.clone()))
+        }
+    }
+
+    impl Lane for Breaking {
+        fn connection(&self) -> u16 {
+            0
+        }
+
+        async fn exchange(&mut self, _: &[u8], times: &mut Times) -> Result<(), ExchangeError> {
+            self.0.set(self.0.get() + 1);
+            assert_ne!(self.0.get(), 4, "the fourth exchange breaks");
+            times.sent_ns = clock::now();
+            times.done_ns = clock::now();
+            if self.0.get() == 6 { Err(ExchangeError::Closed) } else { Ok(()) }
+        }
+    }
+
+    fn job(samples: &str) -> LoadJob {
+        let ms = |ms: u64| Nanos(ms * 1_000_000);
+        LoadJob {
+            channel: Channel::Http { http: HttpVersion::Http1 },
+            peer: Peer { host: String::new(), port: 0, name: String::new(), ca_pem: None },
+            load: Load::Paced { rate_hz: 200.0, size_bytes: 1, warm_up_ns: ms(0), duration_ns: ms(50), in_flight: 8 },
+            samples: samples.into(),
+            connect_timeout_ns: ms(100),
+            exchange_timeout_ns: ms(100),
+        }
+    }
+
+    #[test]
+    fn a_lane_that_panics_or_fails_costs_its_own_exchange_and_no_other() {
+        let file = std::env::temp_dir().join(format!("ciphertoll-drive-{}", std::process::id()));
+        let job = job(&file.to_string_lossy());
+        let recorder = Rc::new(RefCell::new(Recorder::new(&job.samples, 10).unwrap()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            let client = Breaking(Rc::default());
+            let lane = client.lane().await.unwrap();
+            let plan = Plan::new(&job.load, clock::now());
+            let drive = Drive::new(&job, client, vec![0], recorder.clone());
+            drive.run(&plan, lane, &mut Stop::new().unwrap()).await.unwrap();
+        });
+        let counts = recorder.borrow().live().counts();
+        assert_eq!((counts.due, counts.done, counts.closed, counts.unfinished), (10, 8, 1, 1));
+        assert_eq!(recorder.borrow_mut().write().0, 10, "what was measured is on the disk");
+        std::fs::remove_file(file).unwrap();
+    }
+}
