@@ -157,6 +157,16 @@ pub fn server_name(name: &str) -> Result<ServerName<'static>, Error> {
         .map_err(|_| Error::failed(Outcome::Untrusted, format!("`{name}` is neither a DNS name nor an IP address")))
 }
 
+/// Demands that a certificate, whose chain is verified already, is for `name`.
+///
+/// # Errors
+/// It is not, or it is no certificate.
+pub fn verify_name(leaf: &[u8], name: &ServerName<'_>) -> Result<(), Error> {
+    let leaf = CertificateDer::from(leaf);
+    let valid = webpki::EndEntityCert::try_from(&leaf).and_then(|leaf| leaf.verify_is_valid_for_subject_name(name));
+    valid.map_err(|e| Error::failed(Outcome::Untrusted, format!("the peer's certificate: {e}")))
+}
+
 /// Sorts a failed handshake by who is to blame.
 #[must_use]
 pub fn handshake_error(error: &std::io::Error) -> Error {

@@ -55,11 +55,17 @@ fn all_channels(coap: Coap) -> Vec<Channel> {
 
 /// Starts a server for `channel` and says how to reach it.
 async fn serve(channel: Channel) -> (Target, JoinHandle<()>) {
+    serve_as(channel, &["localhost"]).await
+}
+
+/// The same with a certificate for `names`.
+async fn serve_as(channel: Channel, names: &[&str]) -> (Target, JoinHandle<()>) {
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = socket.local_addr().unwrap();
     let (Channel::Coap { coap } | Channel::Coaps { coap, .. }) = channel else { panic!() };
-    let pinned = names::pin(&channel).unwrap();
-    let secrets = pinned.map(|pinned| (pinned, Identity::new(pinned.certificate, &["localhost".into()]).unwrap()));
+    let pinned = ciphertoll_channel::names::pin(&channel).unwrap();
+    let secrets = pinned.map(|pinned| (pinned, Identity::new(pinned.certificate, &names).unwrap()));
     let ca_pem = secrets.as_ref().map(|(_, identity)| identity.ca_pem.clone());
     let server = spawn_local(coap::Server::new(secrets.as_ref(), coap).unwrap().run(socket));
     (Target { channel, address, name: "localhost".into(), ca_pem, log: ConnectionLog::default() }, server)
@@ -199,6 +205,21 @@ fn a_name_that_is_not_in_the_certificate_is_not_trusted() {
                 target.name = name.into();
                 let error = connect_error(target).await;
                 assert_eq!(error.outcome(), Outcome::Untrusted, "{channel:?} {name}: {error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn an_address_in_the_certificate_is_a_name_like_any_other() {
+    on_one_thread(async {
+        for channel in all_channels(CONFIRMABLE).into_iter().filter(|channel| channel.security().is_some()) {
+            for (name, expected) in [("127.0.0.1", None), ("127.0.0.2", Some(Outcome::Untrusted))] {
+                let (mut target, _server) = serve_as(channel.clone(), &["localhost", "127.0.0.1"]).await;
+                target.name = name.into();
+                let connected = CoapClient::connect(target).await;
+                let outcome = connected.err().map(|error| error.outcome());
+                assert_eq!(outcome, expected, "{channel:?} {name}");
             }
         }
     });

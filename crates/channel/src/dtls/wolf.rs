@@ -11,6 +11,7 @@ use std::{
 };
 
 use ciphertoll_wire::{Negotiated, Outcome, TlsVersion};
+use rustls::pki_types::ServerName;
 use wolfssl_sys as c;
 
 use super::{Association, LONGEST_PLAINTEXT_BYTES, Outgoing, State};
@@ -191,6 +192,8 @@ pub struct Wolf {
     memory: NonNull<Memory>,
     plaintext: Vec<u8>,
     client: bool,
+    /// What the certificate must be for, if that is an address; `None` once it was found to be.
+    address: Option<ServerName<'static>>,
     negotiated: Option<Negotiated>,
     context: Rc<Context>,
 }
@@ -240,7 +243,7 @@ impl Wolf {
         };
         let plaintext = vec![0; LONGEST_PLAINTEXT_BYTES];
         let group = context.pinned.group.name;
-        let wolf = Self { raw, memory, plaintext, client, negotiated: None, context };
+        let wolf = Self { raw, memory, plaintext, client, address: None, negotiated: None, context };
         if set == SUCCESS {
             return Ok(wolf);
         }
@@ -258,16 +261,17 @@ impl Wolf {
     }
 
     fn expect_name(&mut self, name: &str) -> Result<(), Error> {
+        if name.parse::<IpAddr>().is_ok() {
+            // wolfSSL does not read addresses from certificates as it is built here; webpki does, in `handshake`.
+            self.address = Some(tls::server_name(name)?);
+            return Ok(());
+        }
         let text = c_string(name)?;
+        let length = c_ushort::try_from(name.len()).unwrap_or(c_ushort::MAX);
         // SAFETY: the association is valid, wolfSSL copies the string, which ends with 0.
         let result = unsafe {
-            if name.parse::<IpAddr>().is_ok() {
-                c::wolfSSL_check_ip_address(self.raw.as_ptr(), text.as_ptr())
-            } else {
-                let length = c_ushort::try_from(name.len()).unwrap_or(c_ushort::MAX);
-                c::wolfSSL_UseSNI(self.raw.as_ptr(), 0, text.as_ptr().cast(), length);
-                c::wolfSSL_check_domain_name(self.raw.as_ptr(), text.as_ptr())
-            }
+            c::wolfSSL_UseSNI(self.raw.as_ptr(), 0, text.as_ptr().cast(), length);
+            c::wolfSSL_check_domain_name(self.raw.as_ptr(), text.as_ptr())
         };
         demand(result, "the name of the peer")
     }
@@ -280,6 +284,9 @@ impl Wolf {
         if result == SUCCESS {
             let negotiated = self.read_back()?;
             tls::prove_equal(&self.context.pinned, &negotiated)?;
+            if let (Some(address), Some(leaf)) = (self.address.take(), &self.memory().leaf) {
+                tls::verify_name(leaf, &address)?;
+            }
             self.negotiated = Some(negotiated);
             return Ok(());
         }
