@@ -240,6 +240,7 @@ def test_ctrl_c_saves_and_the_run_can_be_resumed(tmp_path: Path, running: list[s
     running.append(run)
     until(lambda: landed(tmp_path / "out") >= 2)
     run.send_signal(signal.SIGINT)
+    run.send_signal(signal.SIGINT)  # as `timeout` does, to the process and to its group
     _, said = run.communicate(timeout=20)
     assert run.returncode == 130
     assert "ciphertoll run --resume out" in said

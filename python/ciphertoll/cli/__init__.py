@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from ciphertoll.cli.options import parse, parser
 from ciphertoll.errors import EXIT_BUG, EXIT_DONE, CiphertollError
 
 EXIT_INTERRUPTED = 130
+_SAME_SIGNAL_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None, **parts: Any) -> int:
@@ -66,14 +68,21 @@ def _command(arguments: argparse.Namespace, parts: dict[str, Any]) -> int:
 
 
 def _listen_to_signals() -> None:
-    """The first signal lets what is under way end and be cleared away, the second one ends at once.
+    """The first signal lets what is under way end and be cleared away, a second one ends at once.
 
+    Two within half a second are one: `timeout` and some terminals signal the process and its whole group.
     What runs in child processes then ends by itself: each notices that its parent is gone.
     """
 
     def first(*_: object) -> NoReturn:
+        began = time.monotonic()
+
+        def second(*_: object) -> None:
+            if time.monotonic() - began > _SAME_SIGNAL_S:
+                os._exit(EXIT_INTERRUPTED)
+
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: os._exit(EXIT_INTERRUPTED))
+            signal.signal(number, second)
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
