@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from ..errors import MachineError
@@ -19,16 +20,16 @@ def meters(root: Path) -> list[HostMeter]:
     return [CpuMeter(root), PressureMeter(root), MemoryMeter(root), FrequencyMeter(root), TemperatureMeter(root)]
 
 
-class HostMeter:
+class HostMeter(ABC):
     """What the meters of the host share: they are read on each tick, and lack nothing until they say so."""
 
     name = "host"
     every = 1
     absent: tuple[str, ...] = ()
 
+    @abstractmethod
     def read(self, at_ns: int) -> list[Sample]:
         """See `meter.Meter`."""
-        raise NotImplementedError
 
 
 class CpuMeter(HostMeter):
