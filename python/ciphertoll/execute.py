@@ -24,7 +24,7 @@ from ciphertoll import engine, store, validity
 from ciphertoll.engine import EngineDiedError, Listening, LoadJob, LoadRun, Peer, Server, Started
 from ciphertoll.errors import CiphertollError, MachineError, SpecError
 from ciphertoll.metrics import METRICS_VERSION
-from ciphertoll.model import NS, Cell, Channel, Sample, Trial
+from ciphertoll.model import EXCHANGE_TIMEOUT_NS, NS, Cell, Channel, Sample, Trial
 from ciphertoll.workloads import base as workloads
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 ENGINE_TIMEOUT_S = 15.0
 WORKLOAD_TIMEOUT_S = 120.0
-# The engine waits this long for the last answers; it may end that much after the measured time.
-EXCHANGE_TIMEOUT_NS = 5 * NS
 # The last sensor sample is taken this long before the measured time ends, so that it lies inside and all processes are
 # still there. Rates come from the times of the samples themselves.
 END_LEAD_NS = 5_000_000
@@ -249,6 +247,7 @@ class _Attempt:
                     self._sampling.sample_now()
         self._stop_sensing()
         if self._load is not None:
+            # The engine waits for the last answers; it may end that much after the measured time.
             finished = self._load.wait(EXCHANGE_TIMEOUT_NS / NS + ENGINE_TIMEOUT_S)
             self.facts |= {
                 "engine_outcome": finished.outcome,

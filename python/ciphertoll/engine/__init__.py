@@ -27,7 +27,7 @@ from ciphertoll.engine.child import (
     parse_event,
 )
 from ciphertoll.errors import BugError, CiphertollError, MachineError
-from ciphertoll.model import NS, Channel, Coap, Load, Mqtt, Security
+from ciphertoll.model import CONNECT_TIMEOUT_NS, EXCHANGE_TIMEOUT_NS, NS, Channel, Coap, Load, Mqtt, Security
 
 __all__ = [
     "BINARY",
@@ -80,8 +80,8 @@ class LoadJob:
     load: Load
     samples: Path
     pin_cpus: tuple[int, ...] = ()
-    connect_timeout_ns: int = 5 * NS
-    exchange_timeout_ns: int = 5 * NS
+    connect_timeout_ns: int = CONNECT_TIMEOUT_NS
+    exchange_timeout_ns: int = EXCHANGE_TIMEOUT_NS
 
     def to_wire(self) -> dict[str, Any]:
         load = asdict(self.load)

@@ -59,13 +59,11 @@ def _fps(judgement: Judgement) -> str:
         table, row, change = min(worse, key=lambda found: found[2].effect.value or 1.0)
         return (
             f"The largest resolved cost in FPS is {change_text(change)} ({change_interval(change)}) for {row.label} "
-            f"at {table.load}; {_tally(asked)}."
+            f"at {table.load}; {_tally(asked, _FPS_WORDS)}."
         )
     if all(bound is not None for bound in bounds):
         most = max(0.0, 100 * (1 - min(bound for bound in bounds if bound is not None)))
-        return (
-            f"No channel's FPS cost is resolved, and none exceeds {most:.1f} % by its 95 % interval; {_tally(asked)}."
-        )
+        return f"No channel's FPS cost is resolved, and none exceeds {most:.1f} % by its 95 % interval; {_tally(asked, _FPS_WORDS)}."
     return "FPS cost cannot be bounded: at least two blocks are needed for an interval."
 
 
@@ -86,19 +84,24 @@ def _alike(judgement: Judgement) -> str:
     )
 
 
-def _tally(asked: Found) -> str:
-    """How the answers of one question are spread."""
-    words = {
-        "worse": "are slower",
-        "better": "are faster",
-        "same": "show no practical change",
-        "unclear": "are unclear",
-    }
-    parts = []
-    for decision, words_for in words.items():
-        count = sum(change.decision == decision for _, _, change in asked)
-        if count:
-            parts.append(f"{count} {words_for}")
+_FPS_WORDS = {
+    "worse": "are slower",
+    "better": "are faster",
+    "same": "show no practical change",
+    "unclear": "are unclear",
+}
+_RTT_WORDS = {
+    "worse": "rise",
+    "better": "fall",
+    "same": "stay within the margin of 5 % or 1 ms",
+    "unclear": "are unclear",
+}
+
+
+def _tally(asked: Found, words: dict[str, str]) -> str:
+    """How the answers of one question are spread; `words` says what each decision means for it."""
+    counts = {decision: sum(change.decision == decision for _, _, change in asked) for decision in words}
+    parts = [f"{count} {words[decision]}" for decision, count in counts.items() if count]
     return f"of {len(asked)} comparisons {', '.join(parts)}"
 
 
@@ -108,31 +111,19 @@ def _tails(judgement: Judgement) -> str:
         return ""
     worse = [found for found in asked if found[2].decision == "worse"]
     if not worse:
-        return f"The workload's effect on RTT p95 is in no case a resolved rise: {_tally_rtt(asked)}."
+        return f"The workload's effect on RTT p95 is in no case a resolved rise: {_tally(asked, _RTT_WORDS)}."
     table, row, change = max(worse, key=lambda found: found[2].effect.value or 1.0)
     return (
         f"Beside the workload RTT p95 rises most for {row.label} at {table.load}: {change_text(change)} "
-        f"({change_interval(change)}); {_tally_rtt(asked)}."
+        f"({change_interval(change)}); {_tally(asked, _RTT_WORDS)}."
     )
-
-
-def _tally_rtt(asked: Found) -> str:
-    words = {
-        "worse": "rise",
-        "better": "fall",
-        "same": "stay within the margin of 5 % or 1 ms",
-        "unclear": "are unclear",
-    }
-    counts = {decision: sum(change.decision == decision for _, _, change in asked) for decision in words}
-    parts = [f"{count} {words[decision]}" for decision, count in counts.items() if count]
-    return f"of {len(asked)} comparisons {', '.join(parts)}"
 
 
 def _security(judgement: Judgement) -> str:
     asked = _found(judgement, "unprotected twin", "rtt_ns.p95")
     if not asked:
         return ""
-    return f"Against the unprotected twin, RTT p95: {_tally_rtt(asked)}."
+    return f"Against the unprotected twin, RTT p95: {_tally(asked, _RTT_WORDS)}."
 
 
 def _sharper(judgement: Judgement) -> str:
