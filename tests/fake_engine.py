@@ -5,6 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
+from ciphertoll import engine
+from ciphertoll.errors import MachineError
+
 _HELLO = '{"event":"hello","version":1,"engine":"0.1.0","features":[],"pid":1}'
 _MOODY = _HELLO[:-1] + ',"mood":1}'
 _READY = '{"event":"ready","listeners":[{"channel":{"protocol":"http","http":"1.1"},"port":9,"ca_pem":null}]}'
@@ -46,3 +51,15 @@ def write(folder: Path, behaviour: str, *, serves: bool = False) -> Path:
     )
     program.chmod(0o755)
     return program
+
+
+def is_installed() -> bool:
+    """Whether there is a real engine."""
+    try:
+        engine.find()
+    except MachineError:
+        return False
+    return True
+
+
+real = pytest.mark.skipif(not is_installed(), reason="no ciphertoll-engine; CIPHERTOLL_ENGINE can name one")

@@ -15,22 +15,12 @@ import synthetic
 from ciphertoll import engine
 from ciphertoll.errors import BugError, CiphertollError, MachineError, SpecError
 from ciphertoll.model import NS, Channel, Idle, Paced
+from fake_engine import real
 
 HTTP = Channel("http", http="1.1")
 HTTPS = synthetic.channel("https")
 SHORT = Paced(100, 256, warm_up_ns=NS // 10, duration_ns=3 * NS // 10, in_flight=64)
 TIMEOUT_S = 10.0
-
-
-def is_installed() -> bool:
-    try:
-        engine.find()
-    except MachineError:
-        return False
-    return True
-
-
-real = pytest.mark.skipif(not is_installed(), reason="no ciphertoll-engine; CIPHERTOLL_ENGINE can name one")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, program: Path) -> None:

@@ -21,6 +21,7 @@ from ciphertoll.errors import BugError, CiphertollError, MachineError, SpecError
 from ciphertoll.judge import judge
 from ciphertoll.model import NS, Cell, Channel, Command, Idle, NoWorkload, Paced, Sample, Spec, Trial, Workload
 from ciphertoll.plan import plan
+from fake_engine import real
 
 MS = 1_000_000
 HTTP = Channel("http", http="1.1")
@@ -28,17 +29,6 @@ HTTPS = synthetic.channel("https")
 SHORT = Paced(100, 256, warm_up_ns=100 * MS, duration_ns=300 * MS, in_flight=64)
 QUIET = Idle(100 * MS, 300 * MS)
 LINES = Command(("sh", "-c", "while true; do echo one; sleep 0.01; done"))
-
-
-def is_installed() -> bool:
-    try:
-        engine.find()
-    except MachineError:
-        return False
-    return True
-
-
-real = pytest.mark.skipif(not is_installed(), reason="no ciphertoll-engine; CIPHERTOLL_ENGINE can name one")
 
 
 @dataclass

@@ -13,21 +13,11 @@ from ciphertoll import engine
 from ciphertoll.engine import child
 from ciphertoll.errors import BugError, MachineError
 from ciphertoll.model import Channel, Idle, Load, Paced
+from fake_engine import real
 
 GOLDEN = Path(__file__).resolve().parent.parent / "schema" / "golden"
 JOBS = [json.loads(line) for line in (GOLDEN / "jobs.jsonl").read_text().splitlines()]
 EVENTS = [json.loads(line) for line in (GOLDEN / "events.jsonl").read_text().splitlines()]
-
-
-def is_installed() -> bool:
-    try:
-        engine.find()
-    except MachineError:
-        return False
-    return True
-
-
-real = pytest.mark.skipif(not is_installed(), reason="no ciphertoll-engine; CIPHERTOLL_ENGINE can name one")
 
 
 def rebuilt(wire: dict[str, Any]) -> dict[str, Any]:
