@@ -63,7 +63,8 @@ def _fps(judgement: Judgement) -> str:
         )
     if all(bound is not None for bound in bounds):
         most = max(0.0, 100 * (1 - min(bound for bound in bounds if bound is not None)))
-        return f"No channel's FPS cost is resolved, and none exceeds {most:.1f} % by its 95 % interval; {_tally(asked, _FPS_WORDS)}."
+        tally = _tally(asked, _FPS_WORDS)
+        return f"No channel's FPS cost is resolved, and none exceeds {most:.1f} % by its 95 % interval; {tally}."
     return "FPS cost cannot be bounded: at least two blocks are needed for an interval."
 
 
